@@ -1,0 +1,46 @@
+# Everything runs in an environment of its own, .venv, made on first use from pyproject.toml and constraints-cpu.txt.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+SMOLLM2 := models/SmolLM2-135M-Instruct
+ARGS ?=
+# Nothing here needs a model hub; without these, libraries ask one for files that are on the disk.
+export HF_HUB_OFFLINE := 1
+export HF_HUB_DISABLE_TELEMETRY := 1
+
+.PHONY: help setup sudoku smollm2 policy test check clean
+
+help:  ## Show what there is.
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(STAMP)  ## Make the environment .venv.
+
+$(STAMP): pyproject.toml constraints-cpu.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "Python 3.10 or newer is needed; $(PYTHON) is $$($(PYTHON) -V 2>&1). Name another: make PYTHON=python3.11"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints-cpu.txt -e '.[server,train,gguf,dev]'
+	@touch $(STAMP)
+
+sudoku: $(STAMP)  ## Start a server, train the embedded policy on Sudoku, show what it learned. ARGS="--help" lists the options.
+	@exec $(BIN)/python examples/sudoku/train_grpo.py $(ARGS)
+
+smollm2: $(STAMP)  ## Fetch SmolLM2-135M-Instruct and train it for one step.
+	$(BIN)/python examples/sudoku/prepare_smollm2.py --output-dir $(SMOLLM2)
+	@exec $(BIN)/python examples/sudoku/train_grpo.py --model $(SMOLLM2) $(SMOLLM2_ARGS) $(ARGS)
+
+policy: $(STAMP)  ## Make the embedded policy again, from nothing.
+	@exec $(BIN)/python examples/sudoku/make_policy.py $(ARGS)
+
+test: $(STAMP)  ## Run every test.
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: $(STAMP)  ## Lint, formatting, types.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:  ## Remove the environment and caches. Results in outputs/ stay.
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
