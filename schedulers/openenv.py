@@ -1,0 +1,259 @@
+"""OpenEnvScheduler: the bridge from the blocking OpenEnvWrapper to asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import logging
+import random
+import re
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakKeyDictionary
+
+from openenv_client import OpenEnvWrapper, ServerFullError, StepResult
+from schedulers.engines.base import InferEngine
+from schedulers.episode import Episode
+from schedulers.gym import GYMScheduler, Start, Transition
+from schedulers.multi_turn import SchedulerOptions
+from schedulers.types import ChatCompletionResponseChoice, StopReason
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["OpenEnvOptions", "OpenEnvScheduler"]
+
+logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+_FENCED = re.compile(r"```[^\n`]*\n(.*?)```", re.DOTALL)
+
+
+class OpenEnvOptions(SchedulerOptions, total=False):
+    """The keywords of ``OpenEnvScheduler``, for the signatures of its subclasses."""
+
+    max_concurrent_envs: int
+    base_url: str | None
+    system_message: str
+    max_parse_failures: int
+    slot_timeout: float
+    env_settings: Mapping[str, Any] | None
+
+
+class OpenEnvScheduler(GYMScheduler):
+    """Plays environments that run as OpenEnv servers.
+
+    Where the server is and how an episode starts comes from each row's ``env_config``: ``base_url``, ``reset_kwargs``
+    (``seed`` first of all), ``system_message``. Blocking calls run on threads of the scheduler's own, so neither the
+    event loop nor the default pool ever waits for an environment. A trajectory for which the server has no room waits
+    for a slot without holding a thread.
+
+    For an environment of your own override ``parse_action`` and ``format_observation``; ``score`` to shape rewards.
+
+    Args:
+        infer_engine: Samples the completions.
+        max_turns: The most turns of a trajectory; None is no limit.
+        max_concurrent_envs: The most environment calls in flight at a time (not the most sessions).
+        base_url: The server, for rows whose ``env_config`` names none.
+        system_message: For rows whose ``env_config`` has none.
+        max_parse_failures: So many completions in a row without an action end the trajectory
+            (``StopReason.PARSE_ERROR``).
+        slot_timeout: How long a trajectory waits for a full server, in seconds.
+        env_settings: Keyword settings of ``OpenEnvWrapper``, such as ``{"step_timeout": 30}``.
+        options: Keywords of ``RolloutScheduler``.
+
+    Raises:
+        ValueError: A limit is out of range.
+    """
+
+    def __init__(
+        self,
+        infer_engine: InferEngine | None = None,
+        max_turns: int | None = None,
+        *,
+        max_concurrent_envs: int = 16,
+        base_url: str | None = None,
+        system_message: str = "",
+        max_parse_failures: int = 2,
+        slot_timeout: float = 600.0,
+        env_settings: Mapping[str, Any] | None = None,
+        **options: Unpack[SchedulerOptions],
+    ) -> None:
+        for name, value in (("max_concurrent_envs", max_concurrent_envs), ("max_parse_failures", max_parse_failures)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, not {value}")
+        if slot_timeout < 0:
+            raise ValueError(f"slot_timeout must be 0 (do not wait) or more seconds, not {slot_timeout}")
+        super().__init__(infer_engine, max_turns, **options)
+        self.max_concurrent_envs = max_concurrent_envs
+        self.base_url = base_url
+        self.system_message = system_message
+        self.max_parse_failures = max_parse_failures
+        self.slot_timeout = slot_timeout
+        self.env_settings = dict(env_settings or {})
+        self._bridge = _Bridge(max_concurrent_envs)
+
+    # -- what a subclass for an environment overrides -----------------------------------------------
+
+    def parse_action(self, text: str) -> dict[str, Any] | None:
+        """The action that a completion stands for.
+
+        Args:
+            text: The completion.
+
+        Returns:
+            The fields of the environment's action, or None when the text holds no action. By default a JSON object,
+            plain or in a code fence, is the action; any other text is ``{"message": text}``.
+        """
+        fenced = _FENCED.search(text)
+        try:
+            action = json.loads(fenced.group(1) if fenced else text)
+        except ValueError:
+            return {"message": text.strip()}
+        return action if isinstance(action, dict) else {"message": text.strip()}
+
+    def format_observation(self, observation: dict[str, Any]) -> str:
+        """What the model reads of an observation; by default its JSON."""
+        return json.dumps(observation, ensure_ascii=False, default=str)
+
+    def format_reminder(self, episode: Episode) -> str:
+        """What the model reads after a completion without an action."""
+        return "No action was found in that answer. Answer with one action in the required format."
+
+    def observe_reset(self, episode: Episode, observation: dict[str, Any]) -> Start:
+        """Take the first observation; keep what must be remembered in ``episode.state``."""
+        return Start(self.format_observation(observation), self.system_message)
+
+    def observe_step(self, episode: Episode, action: dict[str, Any] | None, result: StepResult | None) -> Transition:
+        """Take what a turn did.
+
+        Args:
+            episode: The trajectory.
+            action: What was sent, or None when the completion held no action; the environment was then not stepped.
+            result: The environment's answer; None in the same case.
+        """
+        if result is None:
+            return Transition(self.format_reminder(episode))
+        return Transition(self.format_observation(result.observation), result.reward, result.done)
+
+    # -- the environment ----------------------------------------------------------------------------
+
+    async def start_env(self, episode: Episode, env_config: dict[str, Any]) -> Start:
+        """Open a session, wait for a slot if need be, and reset."""
+        defaults = {} if self.base_url is None else {"base_url": self.base_url}
+        wrapper = self._make_wrapper({**defaults, **env_config})
+        episode.env = wrapper
+        observation, _ = await self._bridge.open(wrapper, self.slot_timeout)
+        episode.infos["seed"] = (env_config.get("reset_kwargs") or {}).get("seed")
+        return self.observe_reset(episode, observation)
+
+    async def step_env(self, episode: Episode, choice: ChatCompletionResponseChoice) -> Transition:
+        """Parse the completion and step the environment, unless it holds no action."""
+        action = self.parse_action(choice.message.content)
+        if action is not None:
+            episode.parse_failures = 0
+            return self.observe_step(episode, action, await self._bridge.call(episode.env, episode.env.step, action))
+        transition = self.observe_step(episode, None, None)
+        episode.parse_failures += 1
+        # A completion that was cut before its action is not malformed; it ends the trajectory as LENGTH.
+        if episode.parse_failures >= self.max_parse_failures and choice.finish_reason != "length":
+            episode.stop(StopReason.PARSE_ERROR)
+        return transition
+
+    async def close_env(self, episode: Episode) -> None:
+        """Close the session, also when the task that played it is being cancelled."""
+        await self._bridge.close(episode.env)
+
+    async def aclose(self) -> None:
+        """End what is open and free the threads. The scheduler can be used again afterwards."""
+        await super().aclose()
+        self._bridge.shutdown()
+
+    def _make_wrapper(self, env_config: dict[str, Any]) -> OpenEnvWrapper:
+        return OpenEnvWrapper(env_config, **{**self.env_settings, "capacity_timeout": 0})
+
+
+class _Bridge:
+    """Runs blocking calls on threads of its own, a bounded number at a time, and queues for a full server's slots.
+
+    ``asyncio.to_thread`` would share min(32, cpu + 4) threads with everything else in the process. Locks belong to the
+    event loop that uses them, so that a scheduler works in one ``asyncio.run`` after another.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._executor: ThreadPoolExecutor | None = None
+        self._permits: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+        self._waiters: WeakKeyDictionary[asyncio.AbstractEventLoop, deque[asyncio.Future[None]]] = WeakKeyDictionary()
+
+    async def call(self, wrapper: OpenEnvWrapper, function: Callable[..., _T], *args: Any) -> _T:
+        """Run ``function(*args)`` on a thread. When the caller is cancelled, the wait in the thread ends as well."""
+        permit = self._permits.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self._limit))
+        async with permit:
+            call = self._submit(function, *args)
+            try:
+                return await asyncio.shield(call)
+            except asyncio.CancelledError:
+                wrapper.abort()
+                call.add_done_callback(_retrieve)
+                raise
+
+    async def open(self, wrapper: OpenEnvWrapper, timeout: float) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Reset, waiting up to ``timeout`` seconds for a slot; the thread and the permit are free while it waits."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
+        delay = 0.05
+        while True:
+            try:
+                return await self.call(wrapper, wrapper.reset)
+            except ServerFullError:
+                if loop.time() >= deadline:
+                    raise
+            jitter = random.uniform(0.5, 1.0)
+            await self._slot_freed(min(delay * jitter, max(deadline - loop.time(), 0.0)))
+            delay = min(2 * delay, 2.0)
+
+    async def close(self, wrapper: OpenEnvWrapper) -> None:
+        """Close on a thread, and tell the next in the queue. A cancellation of the caller does not undo it."""
+        try:
+            await asyncio.shield(self._submit(wrapper.close))
+        finally:
+            waiters = self._waiters.get(asyncio.get_running_loop())
+            while waiters:
+                waiter = waiters.popleft()
+                if not waiter.done():
+                    waiter.set_result(None)
+                    break
+
+    def shutdown(self) -> None:
+        """End the threads once their calls are over; the next call starts new ones."""
+        if self._executor is not None:
+            self._executor.shutdown(wait=False)
+            self._executor = None
+
+    def _submit(self, function: Callable[..., _T], *args: Any) -> asyncio.Future[_T]:
+        if self._executor is None:
+            # One thread more than calls, so that a session can be closed while every call waits for its server.
+            self._executor = ThreadPoolExecutor(self._limit + 1, thread_name_prefix="openenv")
+        return asyncio.get_running_loop().run_in_executor(self._executor, functools.partial(function, *args))
+
+    async def _slot_freed(self, timeout: float) -> None:
+        """Wait until a session of this scheduler was closed, at most ``timeout`` seconds; others may free slots too."""
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
+        waiters = self._waiters.setdefault(loop, deque())
+        waiters.append(waiter)
+        try:
+            await asyncio.wait({waiter}, timeout=timeout)
+        finally:
+            if waiter in waiters:
+                waiters.remove(waiter)
+
+
+def _retrieve(call: asyncio.Future[Any]) -> None:
+    """Take the exception of a call nobody waits for any more, so that asyncio does not report it as never retrieved."""
+    if not call.cancelled():
+        call.exception()

@@ -1,0 +1,171 @@
+"""TextArenaScheduler and TextArenaGame: what all TextArena games share. A new game is a subclass of each."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from openenv_client import StepResult
+from schedulers.engines.base import InferEngine
+from schedulers.episode import Episode
+from schedulers.gym import Start, Transition, fingerprint
+from schedulers.openenv import OpenEnvOptions, OpenEnvScheduler
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["TextArenaGame", "TextArenaScheduler", "visible_text"]
+
+_BRACKETED = re.compile(r"\[[^\[\]\n]+\]")
+_THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
+
+
+class TextArenaGame:
+    """One game as the model meets it: what it reads, and what its moves were worth. Pure: no I/O.
+
+    This class plays any TextArena game with the environment's own texts and reward. A subclass for one game overrides
+    what it wants to do better, ``prompt`` and ``rewards`` as a rule.
+
+    Args:
+        observation: The environment's first observation.
+
+    Attributes:
+        system_prompt: Rules and answer format, the system message of every trajectory.
+        reminder: What the model reads after an answer without a move.
+        reward_names: The components that ``rewards`` returns, in order.
+    """
+
+    system_prompt: ClassVar[str] = ""
+    reminder: ClassVar[str] = "No move was found in that answer. Answer with one move in square brackets."
+    reward_names: ClassVar[tuple[str, ...]] = ("environment_reward",)
+
+    def __init__(self, observation: dict[str, Any]) -> None:
+        self.environment_reward = 0.0
+        self.new_text = self._first_text = self._last_text = observation_text(observation)
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells whether two trajectories began with the same game."""
+        return fingerprint(self._first_text)
+
+    @property
+    def max_turns(self) -> int | None:
+        """The turn limit of this game when the scheduler sets none."""
+        return None
+
+    def prompt(self) -> str:
+        """What the model reads next."""
+        return self.new_text
+
+    def record(self, text: str, action: dict[str, Any] | None, result: StepResult | None) -> None:
+        """Take in what a turn did.
+
+        Args:
+            text: The model's answer.
+            action: The move that was sent; None when the answer held none.
+            result: The environment's answer; None in the same case.
+        """
+        if result is None:
+            self.new_text = self.reminder
+            return
+        self.environment_reward += result.reward
+        text = observation_text(result.observation)
+        # Some servers repeat the whole history in every observation; the model has read that already.
+        self.new_text = text[len(self._last_text) :].lstrip("\n") if text.startswith(self._first_text) else text
+        self._last_text = text
+
+    def rewards(self) -> dict[str, float]:
+        """The components of the reward for the game so far."""
+        return {"environment_reward": self.environment_reward}
+
+    def infos(self) -> dict[str, Any]:
+        """For the trajectory's record."""
+        return {}
+
+
+class TextArenaScheduler(OpenEnvScheduler):
+    """Plays a TextArena game; ``game_class`` says which.
+
+    The reward of a turn is what it added to the weighted sum of the game's reward components, so the step rewards sum
+    to the total.
+
+    Args:
+        infer_engine: Samples the completions.
+        max_turns: The most turns of a trajectory; None leaves it to the game.
+        reward_weights: A weight by reward component; 1.0 for those that are not named.
+        options: Keywords of ``OpenEnvScheduler``; ``system_message`` replaces the game's system prompt.
+
+    Raises:
+        ValueError: A weight is for no component of the game.
+    """
+
+    game_class: ClassVar[type[TextArenaGame]] = TextArenaGame
+
+    def __init__(
+        self,
+        infer_engine: InferEngine | None = None,
+        max_turns: int | None = None,
+        *,
+        reward_weights: Mapping[str, float] | None = None,
+        **options: Unpack[OpenEnvOptions],
+    ) -> None:
+        options.setdefault("system_message", self.game_class.system_prompt)
+        super().__init__(infer_engine, max_turns, **options)
+        names = self.game_class.reward_names
+        for name in reward_weights or {}:
+            if name not in names:
+                near = difflib.get_close_matches(name, names, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
+                raise ValueError(f"no reward component is called {name!r}; {hint}")
+        self.reward_weights = dict.fromkeys(names, 1.0) | dict(reward_weights or {})
+
+    def new_game(self, observation: dict[str, Any]) -> TextArenaGame:
+        """Make the game of a trajectory from its first observation."""
+        return self.game_class(observation)
+
+    def parse_action(self, text: str) -> dict[str, Any] | None:
+        """The last bracketed text outside of thinking, brackets included, or None."""
+        found = _BRACKETED.findall(visible_text(text))
+        return {"message": found[-1]} if found else None
+
+    def format_observation(self, observation: dict[str, Any]) -> str:
+        """The environment's messages as text."""
+        return observation_text(observation)
+
+    def observe_reset(self, episode: Episode, observation: dict[str, Any]) -> Start:
+        """Begin the game."""
+        game = self.new_game(observation)
+        episode.state = game
+        if episode.max_turns is None:
+            episode.max_turns = game.max_turns
+        episode.rewards = game.rewards()
+        return Start(game.prompt(), self.system_message, {"fingerprint": game.fingerprint})
+
+    def observe_step(self, episode: Episode, action: dict[str, Any] | None, result: StepResult | None) -> Transition:
+        """Let the game take in the turn and see what it is worth now."""
+        game: TextArenaGame = episode.state
+        before = self._total(episode.rewards) if episode.step_rewards else 0.0
+        game.record(episode.turns[-1].text, action, result)
+        episode.rewards = game.rewards()
+        infos = {"environment_reward": game.environment_reward, **game.infos()}
+        done = result is not None and result.done
+        return Transition(game.prompt(), self._total(episode.rewards) - before, done, infos)
+
+    def _total(self, rewards: Mapping[str, float]) -> float:
+        return sum(self.reward_weights[name] * value for name, value in rewards.items())
+
+
+def observation_text(observation: Mapping[str, Any]) -> str:
+    """What the game says in a TextArena observation: its messages less the player's own, or the prompt without any."""
+    messages = observation.get("messages")
+    if not messages:
+        return str(observation.get("prompt", ""))
+    return "\n".join(str(message.get("content", "")) for message in messages if message.get("sender_id", -1) < 0)
+
+
+def visible_text(text: str) -> str:
+    """A completion without its thinking, also where only one of the two tags is there."""
+    text = _THOUGHT.sub("", text)
+    return text.rpartition("</think>")[2].partition("<think>")[0]
