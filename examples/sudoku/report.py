@@ -1,0 +1,65 @@
+"""What a training run leaves behind: a table on the screen and a plot of the reward by step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich.table import Table
+
+from examples.sudoku.evaluation import Summary
+from examples.sudoku.rewards import REWARD_NAMES
+
+__all__ = ["comparison_table", "plot_rewards"]
+
+
+def comparison_table(before: Summary, after: Summary | None) -> Table:
+    """Solved, accepted moves and each reward, before training and after; one column when there is no after."""
+    columns = [("before", before)] + ([("after", after)] if after is not None else [])
+    table = Table(title=f"{before.games} held-out games" + (f", {before.unscored} unscored" if before.unscored else ""))
+    table.add_column("")
+    for title, _ in columns:
+        table.add_column(title, justify="right")
+    summaries = [summary for _, summary in columns]
+    table.add_row("solved", *(_percent(summary.solved) for summary in summaries))
+    table.add_row("accepted moves a game", *(_number(summary.accepted_moves) for summary in summaries))
+    for name in REWARD_NAMES:
+        table.add_row(name, *(_number(summary.rewards[name]) for summary in summaries))
+    return table
+
+
+def plot_rewards(steps: Sequence[int], series: Mapping[str, Sequence[float | None]], path: Path) -> None:
+    """Draw the total reward by training step and its components below it.
+
+    Args:
+        steps: Training steps, shape ``(n,)``.
+        series: ``"total"`` and the components, each of shape ``(n,)``; None where a step had no scored game.
+        path: The PNG to write.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 7), layout="constrained")
+    FigureCanvasAgg(figure)
+    total, parts = figure.subplots(2, 1, sharex=True)
+    total.set_title("Reward by training step (mean over scored games)")
+    for name, values in series.items():
+        axes = total if name == "total" else parts
+        points = [float("nan") if value is None else value for value in values]
+        axes.plot(steps, points, marker="o", label=name)
+    total.set_ylabel("total")
+    parts.set_ylabel("components")
+    parts.set_xlabel("step")
+    parts.xaxis.get_major_locator().set_params(integer=True)
+    parts.legend(loc="best")
+    for axes in (total, parts):
+        axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=120)
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"

@@ -1,0 +1,425 @@
+"""One GRPO training run on Sudoku: server, evaluation before, training, evaluation after, and what is left on disk."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import difflib
+import json
+import math
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from examples.sudoku.evaluation import Summary, play, summarise
+from examples.sudoku.hints import DIFFICULTIES
+from examples.sudoku.make_dataset import HELD_OUT_SEED
+from examples.sudoku.report import comparison_table, plot_rewards
+from examples.sudoku.rewards import REWARD_NAMES
+from examples.sudoku.scheduler import SudokuGame, SudokuScheduler
+from openenv_client import ConnectError, OpenEnvError, OpenEnvWrapper, ServerFullError
+from schedulers import EnvError, InferEngine, RequestConfig, RolloutOutput
+from schedulers.recording import TrajectoryWriter
+from server_scripts.launch import ServerProcess, ServerStartError
+
+__all__ = ["RUNS", "Failure", "Settings", "choose_folder", "console", "run"]
+
+RUNS = Path("outputs/sudoku")
+console = Console()
+
+
+class Failure(Exception):  # noqa: N818 - it is shown to the user, not handled
+    """Something that the user can put right; shown without a traceback."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The options of ``train_grpo.py``, complete; saved with the results."""
+
+    model: str
+    base_url: str | None
+    env_id: str
+    difficulty: str
+    dataset: str
+    max_turns: int | None
+    max_concurrent_envs: int
+    steps: int
+    prompts_per_step: int
+    num_generations: int
+    micro_batch_size: int
+    learning_rate: float
+    beta: float
+    temperature: float
+    max_new_tokens: int
+    max_completion_length: int
+    lora_rank: int | None
+    reward_weights: dict[str, float]
+    seed: int
+    save_steps: int
+    eval_games: int
+    eval_seed: int
+    grpo: dict[str, Any]
+
+    @property
+    def games_per_step(self) -> int:
+        """Trajectories of one training step."""
+        return self.prompts_per_step * self.num_generations
+
+    def check(self) -> None:
+        """Refuse what would only fail after minutes.
+
+        Raises:
+            Failure: Names the option and what it accepts.
+        """
+        if self.difficulty not in DIFFICULTIES:
+            raise Failure(f"--difficulty must be one of {', '.join(DIFFICULTIES)}, not {self.difficulty!r}")
+        if not Path(self.dataset).is_file():
+            raise Failure(f"--dataset {self.dataset}: no such file; make one with examples/sudoku/make_dataset.py")
+        if self.games_per_step % self.micro_batch_size:
+            raise Failure(
+                f"--micro-batch-size {self.micro_batch_size} must divide the {self.games_per_step} games of a step "
+                "(--prompts-per-step times --num-generations)"
+            )
+        for name, weight in self.reward_weights.items():
+            if name not in REWARD_NAMES or not isinstance(weight, (int, float)):
+                raise Failure(f"--reward-weight {name}={weight}: names are {', '.join(REWARD_NAMES)}; values, numbers")
+
+
+def choose_folder(output_dir: Path | None, *, resume: bool) -> Path:
+    """The folder of the run.
+
+    Raises:
+        Failure: It holds another run, or there is none to resume.
+    """
+    if output_dir is None:
+        if not resume:
+            return RUNS / datetime.now().strftime("%Y%m%d-%H%M%S")
+        output_dir = max(RUNS.glob("*/metrics.json"), default=RUNS / "metrics.json").parent
+    holds_run = (output_dir / "metrics.json").exists()
+    if resume and not holds_run:
+        raise Failure(f"--resume: there is no run in {output_dir}")
+    if holds_run and not resume:
+        raise Failure(f"{output_dir} holds a run already; go on with it (--resume) or name another --output-dir")
+    return output_dir
+
+
+def run(settings: Settings, folder: Path, *, resume: bool = False) -> None:
+    """Do everything and leave nothing running, whatever happens.
+
+    Raises:
+        Failure: Something that the user can put right.
+    """
+    settings.check()
+    _quiet()
+    started = time.monotonic()
+    model, tokenizer = load(settings.model)
+    with environment(settings) as base_url:
+        folder.mkdir(parents=True, exist_ok=True)
+        results = Results(folder, settings, resume=resume)
+        try:
+            with contextlib.closing(results):
+                _train_and_evaluate(settings, base_url, model, tokenizer, results, resume=resume)
+        except BaseException:
+            console.print(f"stopped; what there is so far is in {folder} (--resume goes on from its last checkpoint)")
+            raise
+    results.show(seconds=time.monotonic() - started)
+
+
+def _quiet() -> None:
+    """Leave out what the libraries say of their own future, which no user of this command can act on."""
+    warnings.filterwarnings("ignore", "You are using 'rollout_func'", UserWarning)
+    warnings.filterwarnings("ignore", ".*gradient_checkpointing. is deprecated", FutureWarning)
+
+
+def _train_and_evaluate(
+    settings: Settings, base_url: str, model: Any, tokenizer: Any, results: Results, *, resume: bool
+) -> None:
+    from schedulers.engines.transformers import TransformersEngine
+    from schedulers.trainers.trl import TRLRollout
+
+    def evaluate(phase: str, policy: Any) -> None:
+        if settings.eval_games and phase not in results.summaries:
+            console.print(f"{phase} training: {settings.eval_games} held-out games")
+            engine = TransformersEngine(policy, tokenizer)
+            results.add_evaluation(phase, asyncio.run(_play_held_out(settings, base_url, engine)))
+
+    evaluate("before", model)
+    rollout = TRLRollout(
+        lambda engine: make_scheduler(settings, engine),
+        max_new_tokens=settings.max_new_tokens,
+        on_batch=results.add_batch,
+    )
+    with rollout:
+        trainer = make_trainer(settings, results, base_url, model, tokenizer, rollout)
+        console.print(
+            f"training: {settings.steps} steps of {settings.prompts_per_step} puzzles "
+            f"x {settings.num_generations} games"
+        )
+        trainer.train(resume_from_checkpoint=True if resume and list(results.folder.glob("checkpoint-*")) else None)
+    trained = trainer.accelerator.unwrap_model(trainer.model)
+    trained.save_pretrained(results.folder / "model")
+    tokenizer.save_pretrained(results.folder / "model")
+    evaluate("after", trained)
+
+
+async def _play_held_out(settings: Settings, base_url: str, engine: InferEngine) -> list[RolloutOutput]:
+    seeds = range(settings.eval_seed, settings.eval_seed + settings.eval_games)
+    config = RequestConfig(max_tokens=settings.max_new_tokens, temperature=settings.temperature)
+    async with make_scheduler(settings, engine) as scheduler:
+        return await play(scheduler, seeds, base_url=base_url, request_config=config)
+
+
+def make_scheduler(settings: Settings, engine: InferEngine) -> SudokuScheduler:
+    """The scheduler for training and for evaluation."""
+    return SudokuScheduler(
+        engine,
+        settings.max_turns,
+        difficulty=settings.difficulty,  # type: ignore[arg-type]  # checked by Settings.check
+        reward_weights=settings.reward_weights,
+        max_concurrent_envs=settings.max_concurrent_envs,
+        max_trajectory_tokens=settings.max_completion_length,
+    )
+
+
+def make_trainer(settings: Settings, results: Results, base_url: str, model: Any, tokenizer: Any, rollout: Any) -> Any:
+    """TRL's trainer, set up for one update for each batch of games.
+
+    Raises:
+        Failure: ``--grpo`` names no field of ``GRPOConfig``, or a value does not fit.
+    """
+    import torch
+    from transformers import PrinterCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    from schedulers.trainers.trl import reward_functions, trl_dataset
+
+    embedded_size = sum(parameter.numel() for parameter in model.parameters()) < 10_000_000
+    options: dict[str, Any] = {
+        "output_dir": str(results.folder),
+        "max_steps": settings.steps,
+        "per_device_train_batch_size": settings.micro_batch_size,
+        "gradient_accumulation_steps": settings.games_per_step // settings.micro_batch_size,
+        "num_generations": settings.num_generations,
+        "learning_rate": settings.learning_rate,
+        "lr_scheduler_type": "constant",
+        "beta": settings.beta,
+        "temperature": settings.temperature,
+        "max_completion_length": settings.max_completion_length,
+        "reward_weights": [float(settings.reward_weights.get(name, 1.0)) for name in REWARD_NAMES],
+        "seed": settings.seed,
+        "save_steps": settings.save_steps,
+        "save_total_limit": 2,
+        "logging_steps": 1,
+        "report_to": "none",
+        "disable_tqdm": True,  # the run reports in its own words
+        "bf16": torch.cuda.is_available() and torch.cuda.is_bf16_supported(),
+        "use_cpu": not torch.cuda.is_available(),
+        "gradient_checkpointing": not embedded_size,  # a small model has memory to spare and time to win
+    }
+    try:
+        config = GRPOConfig(**{**options, **settings.grpo})
+    except TypeError as error:
+        names = list(GRPOConfig.__dataclass_fields__)
+        unknown = [name for name in settings.grpo if name not in names]
+        near = difflib.get_close_matches(unknown[0], names, n=3) if unknown else []
+        hint = f"did you mean {', '.join(near)}?" if near else str(error)
+        raise Failure(f"--grpo {' '.join(unknown)}: GRPOConfig has no such field; {hint}") from error
+    except ValueError as error:
+        raise Failure(f"GRPOConfig: {error}") from error
+    trainer = GRPOTrainer(
+        model=model,
+        args=config,
+        reward_funcs=reward_functions(*REWARD_NAMES),
+        train_dataset=trl_dataset(settings.dataset, env_config={"base_url": base_url}),
+        processing_class=tokenizer,
+        rollout_func=rollout,
+        callbacks=[_reporter(results)],
+        peft_config=_lora(settings),
+    )
+    trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
+def load(name: str) -> tuple[Any, Any]:
+    """The model to train, in full precision on a CPU, and its tokenizer.
+
+    Raises:
+        Failure: There is no such model, or it has no chat template.
+    """
+    import torch
+    import transformers
+
+    from schedulers.engines.transformers import TransformersEngine
+
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        engine = TransformersEngine.from_pretrained(name, dtype="auto" if torch.cuda.is_available() else torch.float32)
+    except OSError as error:
+        raise Failure(f"--model: {error}") from error
+    tokenizer = engine.tokenizer
+    if not tokenizer.chat_template:
+        raise Failure(f"--model {name}: its tokenizer has no chat template; take an instruction-tuned model")
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return engine.model, tokenizer
+
+
+@contextlib.contextmanager
+def environment(settings: Settings) -> Iterator[str]:
+    """A Sudoku server for the length of the run: the one at ``--base-url``, else one of its own.
+
+    Yields:
+        Its address.
+
+    Raises:
+        Failure: It cannot be started or reached, or plays something else.
+    """
+    if settings.base_url is not None:
+        _check_server(settings.base_url)
+        yield settings.base_url
+        return
+    sessions = max(settings.games_per_step, settings.eval_games, 1)
+    server = ServerProcess(env_id=settings.env_id, max_concurrent_envs=sessions)
+    try:
+        server.start()
+    except ServerStartError as error:
+        raise Failure(f"the environment server did not start. {error}") from error
+    try:
+        console.print(f"server: {settings.env_id} at {server.base_url}")
+        yield server.base_url
+    finally:
+        server.stop()
+
+
+def _check_server(base_url: str) -> None:
+    """Play the first frame of a game, so that a wrong address shows now and not as unscored games."""
+    try:
+        with OpenEnvWrapper(base_url=base_url, open_deadline=10, capacity_timeout=0) as env:
+            SudokuGame(env.reset(seed=HELD_OUT_SEED).observation)
+    except ServerFullError as error:
+        console.print(f"[yellow]{error}[/] Games will wait for free sessions.")
+    except ConnectError as error:
+        start = "python server_scripts/start_sudoku_server.py"
+        raise Failure(f"--base-url: {error} Leave --base-url out to have one started, or start one: {start}") from error
+    except (OpenEnvError, EnvError) as error:
+        raise Failure(f"--base-url {base_url}: {error}") from error
+
+
+def _lora(settings: Settings) -> Any:
+    if settings.lora_rank is None:
+        return None
+    from peft import LoraConfig
+
+    return LoraConfig(
+        r=settings.lora_rank, lora_alpha=2 * settings.lora_rank, target_modules="all-linear", task_type="CAUSAL_LM"
+    )
+
+
+def _reporter(results: Results) -> Any:
+    """The callback that passes what TRL logs after each step to the results."""
+    from transformers import TrainerCallback
+
+    class Reporter(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
+        def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+            if logs is not None and "loss" in logs:
+                results.finish_step(state.global_step, logs)
+
+    return Reporter()
+
+
+@dataclass
+class Results:
+    """What a run leaves in its folder; everything is on disk as soon as it is known.
+
+    Args:
+        folder: Where it goes.
+        settings: Saved with the results.
+        resume: Keep what an interrupted run left up to its last checkpoint.
+    """
+
+    folder: Path
+    settings: Settings
+    resume: bool = False
+    summaries: dict[str, dict[str, Any]] = field(default_factory=dict)
+    steps: list[dict[str, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.resume:
+            saved = json.loads((self.folder / "metrics.json").read_text(encoding="utf-8"))
+            last = max((int(path.name.rpartition("-")[2]) for path in self.folder.glob("checkpoint-*")), default=0)
+            self.summaries = {key: value for key, value in saved["evaluation"].items() if key == "before"}
+            self.steps = [step for step in saved["steps"] if step["step"] <= last]
+        self._started = time.monotonic()
+        self._trajectories = TrajectoryWriter(self.folder / "trajectories.jsonl")
+        self._save()
+
+    def close(self) -> None:
+        """Close the files."""
+        self._trajectories.close()
+
+    def add_evaluation(self, phase: str, outputs: Sequence[RolloutOutput]) -> None:
+        """Keep the held-out games of ``before`` or ``after``."""
+        self._trajectories.write(outputs, phase=phase)
+        self.summaries[phase] = summarise(outputs).as_dict()
+        self._save()
+
+    def add_batch(self, outputs: Sequence[RolloutOutput], step: int) -> None:
+        """Keep the games of a training step.
+
+        Args:
+            outputs: The games.
+            step: How many steps were finished before.
+        """
+        self._trajectories.write(outputs, phase="train", step=step + 1)
+        rewards = [output.total_reward for output in outputs if output.total_reward is not None]
+        total = sum(rewards) / len(rewards) if rewards else None
+        self.steps.append({"step": step + 1, "total": total, **summarise(outputs).as_dict()})
+
+    def finish_step(self, step: int, logs: dict[str, Any]) -> None:
+        """Add the trainer's numbers to a step, and say how it went."""
+        if not self.steps or self.steps[-1]["step"] != step:
+            return
+        now = time.monotonic()
+        numbers = {
+            key: value for key, value in logs.items() if isinstance(value, (int, float)) and math.isfinite(value)
+        }
+        self.steps[-1].update(seconds=round(now - self._started, 1), trainer=numbers)
+        self._started = now
+        self._save()
+        entry = self.steps[-1]
+        if entry["total"] is None:
+            console.print(f"  step {step}/{self.settings.steps}  no game was scored; see the log above")
+            return
+        left = (self.settings.steps - step) * entry["seconds"]
+        console.print(
+            f"  step {step}/{self.settings.steps}  reward {entry['total']:6.2f}  solved {entry['solved']:4.0%}  "
+            f"accepted {entry['accepted_moves']:.1f}  {entry['seconds']:.0f} s"
+            + (f", about {left:.0f} s left" if left else ""),
+            highlight=False,
+        )
+
+    def show(self, *, seconds: float) -> None:
+        """Print the table and where everything is."""
+        plot = self.folder / "rewards.png"
+        series = {"total": [step["total"] for step in self.steps]}
+        series |= {name: [step["rewards"][name] for step in self.steps] for name in REWARD_NAMES}
+        plot_rewards([step["step"] for step in self.steps], series, plot)
+        if "before" in self.summaries:
+            before, after = (Summary(**self.summaries[phase]) for phase in ("before", "after"))
+            console.print(comparison_table(before, after))
+        for what, name in (("trajectories", "trajectories.jsonl"), ("metrics", "metrics.json"), ("model", "model")):
+            console.print(f"{what:13}{self.folder / name}", highlight=False, soft_wrap=True)
+        console.print(f"{'plot':13}{plot}", highlight=False, soft_wrap=True)
+        console.print(f"finished in {seconds:.0f} s", highlight=False)
+
+    def _save(self) -> None:
+        content = {"settings": asdict(self.settings), "evaluation": self.summaries, "steps": self.steps}
+        temporary = self.folder / "metrics.json.part"
+        temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        temporary.replace(self.folder / "metrics.json")
