@@ -1,0 +1,37 @@
+"""Real environment servers for every test that wants one, each started once and shared."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from server_scripts.launch import ServerProcess
+
+
+@pytest.fixture(scope="session")
+def environment_server() -> Iterator[Callable[..., ServerProcess]]:
+    """Give a running server: ``environment_server(env_id="Sudoku-v0-very-easy", max_concurrent_envs=16)``.
+
+    The same arguments give the same server, since one takes seconds to start. At the end of the run every server must
+    have no session left, stop on SIGTERM, and have printed nothing after its first lines.
+    """
+    servers: dict[tuple[str, int], ServerProcess] = {}
+    greetings: dict[tuple[str, int], str] = {}
+
+    def start(*, env_id: str = "Sudoku-v0-very-easy", max_concurrent_envs: int = 16) -> ServerProcess:
+        key = (env_id, max_concurrent_envs)
+        if key not in servers:
+            servers[key] = ServerProcess(env_id=env_id, max_concurrent_envs=max_concurrent_envs).start()
+            greetings[key] = servers[key].output
+        return servers[key]
+
+    try:
+        yield start
+        for key, server in servers.items():
+            server.wait_until_idle()
+            assert server.output == greetings[key]
+    finally:
+        codes = [server.stop() for server in servers.values()]
+    assert set(codes) <= {128 + signal.SIGTERM}
