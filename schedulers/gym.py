@@ -203,10 +203,13 @@ class GYMScheduler(MultiTurnScheduler):
             started = time.perf_counter()
             start = await self.start_env(episode, env_config)
             episode.environment_seconds += time.perf_counter() - started
-            system = env_config.get("system_message", start.system_message)
+            system = env_config.get("system_message")
+            if system is None:
+                system = start.system_message
             messages = [{"role": "system", "content": system}] if system else []
             episode.request.messages = [*messages, {"role": "user", "content": start.observation}]
-            episode.infos.update({"gym_done": False, "fingerprint": fingerprint(start.observation), **start.info})
+            over = episode.stop_reason is StopReason.ENV_DONE
+            episode.infos.update({"gym_done": over, "fingerprint": fingerprint(start.observation), **start.info})
 
 
 def fingerprint(text: str) -> str:

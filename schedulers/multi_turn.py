@@ -255,11 +255,8 @@ class RolloutScheduler:
         """What is raised inside ends this trajectory as unscored; the one place where failures are classified."""
         try:
             yield
-        except (
-            ConfigurationError,
-            RequestError,
-            UsageError,
-        ) as error:  # wrong use of the client, not a fault of its server
+        except (ConfigurationError, RequestError, UsageError) as error:
+            # Wrong use of the client, not a fault of its server.
             self._fail(episode, StopReason.ERROR, error)
         except (OpenEnvError, EnvError) as error:
             self._fail(episode, StopReason.ENV_LOST, error)
@@ -286,6 +283,11 @@ class RolloutScheduler:
         # model's.
         needed = config.max_tokens or 1 if episode.turns else 1
         if room is not None and room < needed:
+            if not episode.turns:
+                raise ValueError(
+                    f"the first prompt has {len(request.prompt_token_ids)} tokens and leaves no room for an answer; "
+                    "take a model with a longer context or make the first observation shorter"
+                )
             episode.stop(StopReason.CONTEXT)
             return None
         if room is None or (config.max_tokens is not None and config.max_tokens <= room):

@@ -11,10 +11,10 @@ import re
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from weakref import WeakKeyDictionary
 
-from openenv_client import OpenEnvWrapper, ServerFullError, StepResult
+from openenv_client import EnvironmentFailedError, OpenEnvWrapper, ServerFullError, StepResult
 from schedulers.engines.base import InferEngine
 from schedulers.episode import Episode
 from schedulers.gym import GYMScheduler, Start, Transition
@@ -51,7 +51,8 @@ class OpenEnvScheduler(GYMScheduler):
     event loop nor the default pool ever waits for an environment. A trajectory for which the server has no room waits
     for a slot without holding a thread.
 
-    For an environment of your own override ``parse_action`` and ``format_observation``; ``score`` to shape rewards.
+    For an environment of your own override ``parse_action`` and ``format_observation``; ``observe_step`` to shape
+    rewards.
 
     Args:
         infer_engine: Samples the completions.
@@ -66,7 +67,8 @@ class OpenEnvScheduler(GYMScheduler):
         options: Keywords of ``RolloutScheduler``.
 
     Raises:
-        ValueError: A limit is out of range.
+        ValueError: A limit or a setting is out of range.
+        TypeError: There is no such setting.
     """
 
     def __init__(
@@ -95,8 +97,12 @@ class OpenEnvScheduler(GYMScheduler):
         self.slot_timeout = slot_timeout
         self.env_settings = dict(env_settings or {})
         self._bridge = _Bridge(max_concurrent_envs)
+        self._make_wrapper({"base_url": base_url or "http://127.0.0.1"})  # bad settings are refused here, not later
 
     # -- what a subclass for an environment overrides -----------------------------------------------
+
+    acts_on_cut_answers: ClassVar[bool] = False
+    """Whether an answer that the engine cut (``finish_reason`` "length") may hold a complete action."""
 
     def parse_action(self, text: str) -> dict[str, Any] | None:
         """The action that a completion stands for.
@@ -106,14 +112,19 @@ class OpenEnvScheduler(GYMScheduler):
 
         Returns:
             The fields of the environment's action, or None when the text holds no action. By default a JSON object,
-            plain or in a code fence, is the action; any other text is ``{"message": text}``.
+            plain or in the last code fence, is the action; any other text is ``{"message": text}``, and white space is
+            none.
         """
-        fenced = _FENCED.search(text)
+        message = text.strip()
+        fenced = _FENCED.findall(text)
         try:
-            action = json.loads(fenced.group(1) if fenced else text)
-        except ValueError:
-            return {"message": text.strip()}
-        return action if isinstance(action, dict) else {"message": text.strip()}
+            action = json.loads(fenced[-1] if fenced else text)
+            json.dumps(action, allow_nan=False)  # NaN and infinity could not be sent
+        except (ValueError, RecursionError):
+            action = None
+        if isinstance(action, dict):
+            return action
+        return {"message": message} if message else None
 
     def format_observation(self, observation: dict[str, Any]) -> str:
         """What the model reads of an observation; by default its JSON."""
@@ -143,19 +154,30 @@ class OpenEnvScheduler(GYMScheduler):
 
     async def start_env(self, episode: Episode, env_config: dict[str, Any]) -> Start:
         """Open a session, wait for a slot if need be, and reset."""
-        defaults = {} if self.base_url is None else {"base_url": self.base_url}
-        wrapper = self._make_wrapper({**defaults, **env_config})
+        given = {key: value for key, value in env_config.items() if value is not None}  # a table has None for no value
+        wrapper = self._make_wrapper({"base_url": self.base_url, **given})
         episode.env = wrapper
-        observation, _ = await self._bridge.open(wrapper, self.slot_timeout)
         episode.infos["seed"] = (env_config.get("reset_kwargs") or {}).get("seed")
+        observation, metadata = await self._bridge.open(wrapper, self.slot_timeout)
+        if metadata.get("done"):
+            episode.stop(StopReason.ENV_DONE)
         return self.observe_reset(episode, observation)
 
     async def step_env(self, episode: Episode, choice: ChatCompletionResponseChoice) -> Transition:
-        """Parse the completion and step the environment, unless it holds no action."""
-        action = self.parse_action(choice.message.content)
+        """Parse the completion and step the environment, unless it holds no action that the environment takes."""
+        cut = choice.finish_reason == "length" and not self.acts_on_cut_answers
+        action = None if cut else self.parse_action(choice.message.content)
         if action is not None:
-            episode.parse_failures = 0
-            return self.observe_step(episode, action, await self._bridge.call(episode.env, episode.env.step, action))
+            try:
+                result = await self._bridge.call(episode.env, episode.env.step, action)
+            except EnvironmentFailedError as error:
+                if error.code != "VALIDATION_ERROR":
+                    raise
+                # The model's own fields were refused unseen by the environment: its answer held no action.
+                logger.debug("trajectory %s: %s", episode.request.uuid, error)
+            else:
+                episode.parse_failures = 0
+                return self.observe_step(episode, action, result)
         transition = self.observe_step(episode, None, None)
         episode.parse_failures += 1
         # A completion that was cut before its action is not malformed; it ends the trajectory as LENGTH.
@@ -195,10 +217,11 @@ class _Bridge:
         async with permit:
             call = self._submit(function, *args)
             try:
-                return await asyncio.shield(call)
+                return await call
             except asyncio.CancelledError:
                 wrapper.abort()
-                call.add_done_callback(_retrieve)
+                if not call.cancelled():  # it came back in the same moment; asyncio must not report it as unheard
+                    call.exception()
                 raise
 
     async def open(self, wrapper: OpenEnvWrapper, timeout: float) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -251,9 +274,3 @@ class _Bridge:
         finally:
             if waiter in waiters:
                 waiters.remove(waiter)
-
-
-def _retrieve(call: asyncio.Future[Any]) -> None:
-    """Take the exception of a call nobody waits for any more, so that asyncio does not report it as never retrieved."""
-    if not call.cancelled():
-        call.exception()

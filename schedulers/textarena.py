@@ -73,7 +73,8 @@ class TextArenaGame:
         self.environment_reward += result.reward
         text = observation_text(result.observation)
         # Some servers repeat the whole history in every observation; the model has read that already.
-        self.new_text = text[len(self._last_text) :].lstrip("\n") if text.startswith(self._first_text) else text
+        grown = text.startswith(self._first_text) and text.startswith(self._last_text)
+        self.new_text = (text[len(self._last_text) :].lstrip("\n") if grown else "") or text
         self._last_text = text
 
     def rewards(self) -> dict[str, float]:
@@ -88,8 +89,8 @@ class TextArenaGame:
 class TextArenaScheduler(OpenEnvScheduler):
     """Plays a TextArena game; ``game_class`` says which.
 
-    The reward of a turn is what it added to the weighted sum of the game's reward components, so the step rewards sum
-    to the total.
+    What the model reads is the game's ``prompt``; ``format_observation`` has no part in it. The reward of a turn is
+    what it added to the weighted sum of the game's reward components, so the step rewards sum to the total.
 
     Args:
         infer_engine: Samples the completions.
@@ -102,6 +103,7 @@ class TextArenaScheduler(OpenEnvScheduler):
     """
 
     game_class: ClassVar[type[TextArenaGame]] = TextArenaGame
+    acts_on_cut_answers = True  # a move whose bracket was closed is complete, whatever was cut after it
 
     def __init__(
         self,
@@ -129,10 +131,6 @@ class TextArenaScheduler(OpenEnvScheduler):
         """The last bracketed text outside of thinking, brackets included, or None."""
         found = _BRACKETED.findall(visible_text(text))
         return {"message": found[-1]} if found else None
-
-    def format_observation(self, observation: dict[str, Any]) -> str:
-        """The environment's messages as text."""
-        return observation_text(observation)
 
     def observe_reset(self, episode: Episode, observation: dict[str, Any]) -> Start:
         """Begin the game."""
@@ -167,5 +165,7 @@ def observation_text(observation: Mapping[str, Any]) -> str:
 
 def visible_text(text: str) -> str:
     """A completion without its thinking, also where only one of the two tags is there."""
-    text = _THOUGHT.sub("", text)
-    return text.rpartition("</think>")[2].partition("<think>")[0]
+    # What follows the last end is set aside first: searched for ends, each of many beginnings there would cost a scan.
+    before, end, after = text.rpartition("</think>")
+    before = _THOUGHT.sub("", before + end).rpartition("</think>")[2]
+    return (before + after).partition("<think>")[0]

@@ -26,7 +26,10 @@ class ChatPrompts:
     def __init__(self, tokenizer: Tokenizer, *, template_kwargs: Mapping[str, Any] | None = None) -> None:
         self.tokenizer = tokenizer
         self.template_kwargs = dict(template_kwargs or {})
-        self._special_ids = frozenset(getattr(tokenizer, "all_special_ids", ())) | {tokenizer.eos_token_id}
+        # Not all of them have a name: some models end a turn with a token that is special and nothing more.
+        added: Mapping[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
+        unnamed = {token_id for token_id, token in added.items() if token.special}
+        self._special_ids = {*getattr(tokenizer, "all_special_ids", ()), tokenizer.eos_token_id, *unnamed}
 
     def first(self, messages: Messages) -> list[int]:
         """The ids of a whole conversation, up to where the assistant's answer begins."""

@@ -212,11 +212,11 @@ class RolloutOutput:
     @property
     def total_reward(self) -> float | None:
         """The sum of the step rewards, or None when the trajectory is unscored."""
-        reward: float | None = self.rollout_infos["total_reward"]
+        reward: float | None = self.rollout_infos.get("total_reward")
         return reward
 
     @property
     def error(self) -> str | None:
         """What went wrong, or None."""
-        error: str | None = self.rollout_infos["error"]
+        error: str | None = self.rollout_infos.get("error")
         return error

@@ -69,14 +69,16 @@ class SudokuGame(TextArenaGame):
     def record(self, text: str, action: dict[str, Any] | None, result: StepResult | None) -> None:
         """Judge a turn by the board before and after it."""
         super().record(text, action, result)
-        move = parse_move(text).move
-        if move is None or result is None:
-            self.verdicts.append(Verdict())
-            self.feedback = FORMAT_REMINDER if move is None else refusal(self.board, move)
-            return
+        # What was sent counts, not what this game would have read: a subclass may parse moves in a way of its own.
+        move = parse_move(text if action is None else str(action.get("message", ""))).move
         before = self.board
-        self.board = read_board(result.observation) or before
-        self.best_filled = max(self.best_filled, self.board.filled)
+        if result is not None:
+            self.board = read_board(result.observation) or before
+            self.best_filled = max(self.best_filled, self.board.filled)
+        if result is None or move is None or not move.in_range:
+            self.verdicts.append(Verdict())
+            self.feedback = FORMAT_REMINDER if move is None or move.in_range else refusal(before, move)
+            return
         empty = before.number(move.cell) == 0
         accepted = empty and self.board.number(move.cell) == move.number
         self.verdicts.append(Verdict(move, empty, accepted, warned=not accepted and not result.done))

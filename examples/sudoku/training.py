@@ -126,7 +126,8 @@ def run(settings: Settings, folder: Path, *, resume: bool = False) -> None:
             with contextlib.closing(results):
                 _train_and_evaluate(settings, base_url, model, tokenizer, results, resume=resume)
         except BaseException:
-            console.print(f"stopped; what there is so far is in {folder} (--resume goes on from its last checkpoint)")
+            note = f"stopped; what there is so far is in {folder} (--resume goes on from its last checkpoint)"
+            console.print(note, soft_wrap=True)
             raise
     results.show(seconds=time.monotonic() - started)
 

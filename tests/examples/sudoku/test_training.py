@@ -1,0 +1,191 @@
+"""A training run, its options, what it leaves on disk, and what it says when something is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from examples.sudoku.make_dataset import DATASET
+from examples.sudoku.rewards import REWARD_NAMES
+from examples.sudoku.training import Failure, Results, Settings, choose_folder
+from schedulers import RolloutOutput
+from schedulers.recording import read_trajectories
+from server_scripts.launch import ServerProcess, count_sessions
+
+ROOT = Path(__file__).parents[3]
+SCRIPT = ROOT / "examples" / "sudoku" / "train_grpo.py"
+SETTINGS = Settings(
+    model=str(ROOT / "examples" / "sudoku" / "policy"),
+    base_url=None,
+    env_id="Sudoku-v0-very-easy",
+    difficulty="easy",
+    dataset=str(DATASET),
+    max_turns=None,
+    max_concurrent_envs=4,
+    steps=2,
+    prompts_per_step=1,
+    num_generations=4,
+    micro_batch_size=4,
+    learning_rate=5e-4,
+    beta=0.0,
+    temperature=1.0,
+    max_new_tokens=16,
+    max_completion_length=8192,
+    lora_rank=None,
+    reward_weights={},
+    seed=0,
+    save_steps=1,
+    eval_games=4,
+    eval_seed=1_000_000,
+    grpo={},
+)
+FEW = ["--prompts-per-step", "1", "--num-generations", "4", "--micro-batch-size", "4", "--eval-games", "4"]
+
+
+def train(*options: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run the command, in a folder of its own."""
+    return subprocess.run(
+        [sys.executable, str(SCRIPT), *options],
+        cwd=cwd,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.fixture
+def sudoku(environment_server: Callable[..., ServerProcess]) -> ServerProcess:
+    return environment_server(env_id="Sudoku-v0-very-easy", max_concurrent_envs=16)
+
+
+def test_a_run_and_its_continuation(tmp_path: Path) -> None:
+    """A run of one step with a server of its own prints the table and leaves everything; --resume adds the second step."""
+    first = train(*FEW, "--steps", "1", "--save-steps", "1", cwd=tmp_path)
+    assert first.returncode == 0, first.stdout + first.stderr
+    (folder,) = (tmp_path / "outputs" / "sudoku").iterdir()
+    for label in ("solved", "accepted moves a game", *REWARD_NAMES):
+        assert label in first.stdout
+    for name in ("trajectories.jsonl", "metrics.json", "rewards.png", "model"):
+        assert name in first.stdout
+        assert (folder / name).exists()
+    assert Image.open(folder / "rewards.png").format == "PNG"
+
+    second = train(*FEW, "--steps", "2", "--resume", cwd=tmp_path)
+    assert second.returncode == 0, second.stdout + second.stderr
+    metrics = json.loads((folder / "metrics.json").read_text())
+    assert [step["step"] for step in metrics["steps"]] == [1, 2]
+    assert metrics["evaluation"]["before"]["games"] == metrics["evaluation"]["after"]["games"] == 4
+    records = list(read_trajectories(folder / "trajectories.jsonl"))
+    phases = [record["phase"] for record in records]
+    assert [phases.count(phase) for phase in ("before", "train", "after")] == [4, 8, 8]
+    for record in records:
+        infos = record["rollout_infos"]
+        assert infos["total_reward"] == pytest.approx(sum(infos["step_rewards"]))
+        assert len(record["completion_token_ids"]) == len(record["completion_mask"])
+        assert sum(record["completion_mask"]) == sum(map(len, record["response_token_ids"]))
+
+
+def test_lora_on_a_running_server(sudoku: ServerProcess, tmp_path: Path) -> None:
+    """--lora trains an adapter, --base-url plays on the server that is there, and no session stays open on it."""
+    options = ["--lora", "--base-url", sudoku.base_url, "--steps", "1", "--output-dir", "run", "--eval-games", "0"]
+    done = train(*FEW[:-2], *options, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "run" / "model" / "adapter_config.json").exists()
+    sudoku.wait_until_idle()
+
+
+@pytest.mark.parametrize("interruption", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_leaves_no_process(interruption: signal.Signals, tmp_path: Path) -> None:
+    """Ctrl-C (or SIGTERM) while games are played ends the run with 130, and the server that it started with it."""
+    process = subprocess.Popen(
+        [sys.executable, "-u", str(SCRIPT), *FEW, "--output-dir", "run"],
+        cwd=tmp_path,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    address = next(found[0] for line in process.stdout if (found := re.search(r"http://\S+", line)))
+    next(line for line in process.stdout if "held-out games" in line)
+    os.killpg(process.pid, interruption)
+    rest, _ = process.communicate()
+    assert process.returncode == 130, rest
+    assert "Traceback" not in rest
+    with pytest.raises(ConnectionRefusedError):
+        count_sessions(address)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--model", "no/such/model"], "no/such/model"),
+        (["--base-url", "http://127.0.0.1:{unused}"], "start_sudoku_server.py"),
+        (["--base-url", "nonsense"], "--base-url nonsense"),
+        (["--env-id", "Sudoku-v0-very-eazy"], "Sudoku-v0-very-easy"),
+        (["--difficulty", "simple"], "easy, medium, hard"),
+        (["--dataset", "nowhere.jsonl"], "make_dataset.py"),
+        (["--micro-batch-size", "5"], "must divide"),
+        (["--grpo", "learning_rat=1"], "learning_rate"),
+        (["--grpo", "epsilon"], "NAME=VALUE"),
+        (["--reward-weight", "correct=2"], "correct_reward"),
+        (["--resume", "--output-dir", "nowhere"], "no run in nowhere"),
+    ],
+)
+def test_a_wrong_option_is_refused(options: list[str], said: str, tmp_path: Path) -> None:
+    """What cannot work is said in one line with the remedy, without a traceback, and nothing is left running."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        options = [option.replace("{unused}", str(unused.getsockname()[1])) for option in options]
+        done = train(*options, cwd=tmp_path)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert said in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_a_server_that_plays_something_else(environment_server: Callable[..., ServerProcess], tmp_path: Path) -> None:
+    """A server of another game is found out before anything is trained."""
+    server = environment_server(env_id="GuessTheNumber-v0", max_concurrent_envs=4)
+    done = train("--base-url", server.base_url, cwd=tmp_path)
+    assert (done.returncode, "no Sudoku board" in done.stdout) == (2, True), done.stdout + done.stderr
+
+
+def test_a_finished_run_is_not_overwritten(tmp_path: Path) -> None:
+    """A folder that holds a run is used again only to go on with it."""
+    (tmp_path / "metrics.json").write_text("{}")
+    with pytest.raises(Failure, match="holds a run already"):
+        choose_folder(tmp_path, resume=False)
+    assert choose_folder(tmp_path, resume=True) == tmp_path
+
+
+def test_a_batch_without_a_scored_game(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Unscored games count in no mean, and their step says so."""
+    lost = RolloutOutput(None, [], rollout_infos={"total_reward": None, "stop_reason": "env_lost", "num_turns": 0})
+    results = Results(tmp_path, SETTINGS)
+    results.add_evaluation("before", [lost])
+    results.add_evaluation("after", [lost])
+    results.add_batch([lost, lost], 0)
+    results.finish_step(1, {"loss": float("nan")})
+    results.close()
+    results.show(seconds=1.0)
+    (step,) = json.loads((tmp_path / "metrics.json").read_text())["steps"]
+    assert (step["total"], step["solved"], step["unscored"], step["trainer"]) == (None, None, 2, {})
+    assert "no game was scored" in capsys.readouterr().out
+
+
+def test_settings_are_checked_by_name() -> None:
+    """A weight that is no number names the option."""
+    with pytest.raises(Failure, match="--reward-weight correct_reward=x"):
+        replace(SETTINGS, reward_weights={"correct_reward": "x"}).check()  # type: ignore[dict-item]
