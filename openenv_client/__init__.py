@@ -1,0 +1,47 @@
+"""Client for OpenEnv environment servers over WebSocket."""
+
+from .errors import (
+    ConfigurationError,
+    ConnectError,
+    EnvironmentFailedError,
+    EpisodeOverError,
+    ForkError,
+    KeepaliveError,
+    MessageTooBigError,
+    NotResetError,
+    OpenEnvError,
+    ProtocolError,
+    RequestError,
+    ServerFullError,
+    SessionAbortedError,
+    SessionFailedError,
+    SessionLost,
+    StepTimeoutError,
+    UsageError,
+    WrapperClosedError,
+)
+from .wrapper import OpenEnvWrapper, ResetResult, StepResult
+
+__all__ = [
+    "ConfigurationError",
+    "ConnectError",
+    "EnvironmentFailedError",
+    "EpisodeOverError",
+    "ForkError",
+    "KeepaliveError",
+    "MessageTooBigError",
+    "NotResetError",
+    "OpenEnvError",
+    "OpenEnvWrapper",
+    "ProtocolError",
+    "RequestError",
+    "ResetResult",
+    "ServerFullError",
+    "SessionAbortedError",
+    "SessionFailedError",
+    "SessionLost",
+    "StepResult",
+    "StepTimeoutError",
+    "UsageError",
+    "WrapperClosedError",
+]

@@ -1,0 +1,384 @@
+"""One socket is one environment session, with at most one request in flight."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from websockets.exceptions import (
+    ConnectionClosed,
+    InvalidMessage,
+    InvalidProxy,
+    InvalidProxyStatus,
+    InvalidStatus,
+    InvalidURI,
+    WebSocketException,
+)
+from websockets.protocol import State
+from websockets.sync.client import ClientConnection, connect
+
+from . import protocol
+from .errors import (
+    ConfigurationError,
+    ConnectError,
+    EnvironmentFailedError,
+    KeepaliveError,
+    MessageTooBigError,
+    OpenEnvError,
+    ProtocolError,
+    ServerFullError,
+    SessionAbortedError,
+    SessionLost,
+    StepTimeoutError,
+)
+
+if TYPE_CHECKING:
+    from websockets.typing import DataLike
+
+__all__ = ["Deadline", "Session", "SessionSettings"]
+
+T = TypeVar("T")
+
+# Whatever ends a connection is raised as one of our errors. websockets logs it too, with a traceback: for those who set
+# this logger to a lower level.
+_websockets_logger = logging.getLogger("openenv_client.websockets")
+_websockets_logger.setLevel(logging.CRITICAL)
+
+_TOO_BIG = 1009
+_INTERNAL_ERROR = 1011
+
+_ADDRESSES = "Correct base_url or the proxy variables (HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, NO_PROXY)."
+
+
+class Deadline:
+    """An amount of time that is spent over several waits.
+
+    Args:
+        seconds: How much there is.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._start = time.monotonic()
+
+    def elapsed(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self._start
+
+    def remaining(self) -> float:
+        """Seconds left, 0 at least."""
+        return max(0.0, self.seconds - self.elapsed())
+
+    def at_most(self, seconds: float) -> Deadline:
+        """A deadline for one part: so many seconds from now, or what is left of this one if that is less."""
+        return Deadline(min(seconds, self.remaining()))
+
+
+@dataclass(frozen=True)
+class SessionSettings:
+    """How a session uses its socket. Times are in seconds, sizes in bytes."""
+
+    close_timeout: float = 1.0
+    max_message_size: int = 64 * 2**20
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # may hold a token
+    ping_interval: float | None = 20.0
+    ping_timeout: float | None = 60.0
+
+
+class _Connection(ClientConnection):
+    def ping(self, data: DataLike | None = None, *, ack_on_close: bool = False) -> threading.Event:
+        # The payload that websockets would choose comes from the global random generator. Training code seeds that one
+        # and counts on its sequence, which a keepalive thread must not disturb.
+        return super().ping(os.urandom(8) if data is None else data, ack_on_close=ack_on_close)
+
+
+class Session:
+    """A WebSocket to an environment server.
+
+    Any failure but an error reply ends the session for good: the socket is shut before the error is raised, so that a
+    reply that comes late is never read. `abort` may be called from any thread; the caller serialises the rest.
+
+    Args:
+        url: Address of the WebSocket endpoint.
+        settings: How to use the socket.
+    """
+
+    def __init__(self, url: str, settings: SessionSettings) -> None:
+        self._url = url
+        self._settings = settings
+        self._connection: ClientConnection | None = None
+        self._aborted = False
+        self._lost_because: str | None = None
+        self._pid = os.getpid()
+
+    @property
+    def alive(self) -> bool:
+        """Whether a request may succeed, as far as is known without asking."""
+        connection = self._connection
+        return connection is not None and not self._aborted and connection.state is State.OPEN
+
+    def connect(self, deadline: Deadline) -> None:
+        """Open the socket and shake hands.
+
+        Raises:
+            ConnectError: That failed.
+            ConfigurationError: The address or the proxy's is unusable.
+            SessionAbortedError: `abort` was called.
+        """
+        settings = self._settings
+        try:
+            # Entering the context is the form whose meaning stays the same in all versions of websockets; leaving it
+            # does no more than `close`, which is ours to call.
+            connect(
+                self._url,
+                additional_headers=dict(settings.headers),
+                # A proxy cannot reach this machine's loopback; websockets would ask it all the same.
+                proxy=None if protocol.is_loopback(self._url) else True,
+                compression=None,  # costs more than it saves on messages of a few kilobytes
+                open_timeout=deadline.remaining(),
+                ping_interval=settings.ping_interval,
+                ping_timeout=settings.ping_timeout,
+                close_timeout=settings.close_timeout,
+                max_size=settings.max_message_size,
+                logger=_websockets_logger,
+                create_connection=cast("type[ClientConnection]", self._register),
+            ).__enter__()
+        except (OSError, WebSocketException, ImportError) as exc:
+            self._connection = None  # websockets has closed it
+            error = _aborted() if self._aborted else _connect_error(exc, deadline)
+            # The cause of a bad proxy address would show its password.
+            raise self._describe(error, deadline) from (None if isinstance(error, ConfigurationError) else exc)
+        except BaseException:  # Ctrl-C; nobody has closed the socket
+            if self._connection is not None:
+                _shut(self._connection)
+                self._connection = None
+            raise
+
+    def _register(self, *args: Any, **kwargs: Any) -> ClientConnection:
+        # Known before the handshake, so that `abort` can end the wait for it.
+        self._connection = connection = _Connection(*args, **kwargs)
+        if self._aborted:
+            _shut(connection)
+        return connection
+
+    def exchange(self, operation: str, request: str, parse: Callable[[str | bytes], T], deadline: Deadline) -> T:
+        """Send a request and read its reply.
+
+        Args:
+            operation: Name of the request for messages.
+            request: What to send.
+            parse: Makes the result of the reply or raises.
+            deadline: Time for both.
+
+        Raises:
+            EnvironmentFailedError: The server answered with an error; the session goes on.
+            OpenEnvError: Any other; the session is over.
+        """
+        connection = self._connection
+        if connection is None or self._lost_because is not None:
+            raise self._describe(SessionLost(f"the session is gone: {self._lost_because}", transient=False), deadline)
+        sent = False
+        try:
+            _refuse_unasked(connection)
+            sent = True
+            _send(connection, request, deadline)
+            return parse(self._receive(connection, deadline))
+        except EnvironmentFailedError as error:
+            self._describe(error, deadline)
+            raise
+        except OpenEnvError as error:
+            lost, cause = error, error.__cause__
+        except (ConnectionClosed, OSError) as exc:  # TimeoutError is an OSError
+            lost, cause = self._classify(exc, operation, len(request), deadline), exc
+        except BaseException as exc:
+            # Ctrl-C in a notebook: the reply is still to come and must not become the answer to another request.
+            self._kill(f"{operation} was interrupted by {type(exc).__name__}")
+            raise
+        lost.maybe_applied = sent and not isinstance(lost, ServerFullError)
+        self._kill(lost.message)
+        raise self._describe(lost, deadline) from cause
+
+    def _receive(self, connection: ClientConnection, deadline: Deadline) -> str | bytes:
+        reply = connection.recv(timeout=deadline.remaining())
+        if self._aborted:  # between the reply's arrival and now
+            raise _aborted()
+        return reply
+
+    def _classify(self, exc: Exception, operation: str, size: int, deadline: Deadline) -> OpenEnvError:
+        if self._aborted:
+            return _aborted()
+        if isinstance(exc, ConnectionClosed):
+            # A send that ran out of time arrives as a connection that closed without a close frame.
+            if not (exc.sent is exc.rcvd is None and isinstance(exc.__cause__, TimeoutError)):
+                return _closed_error(exc, operation, size, self._settings)
+        elif not isinstance(exc, TimeoutError):
+            return SessionLost(f"the connection broke during {operation}: {_reason(exc)}")
+        return StepTimeoutError(f"no reply to {operation} within {deadline.seconds:g} s", timeout=deadline.seconds)
+
+    def _describe(self, error: OpenEnvError, deadline: Deadline) -> OpenEnvError:
+        error.url = protocol.public_url(self._url)
+        error.elapsed = deadline.elapsed()
+        return error
+
+    def abort(self) -> None:
+        """End the session at once, from any thread, without waiting; a request under way raises SessionAbortedError."""
+        self._aborted = True
+        self._lost_because = self._lost_because or "it was aborted"
+        if self._connection is not None and os.getpid() == self._pid:
+            _shut(self._connection)
+
+    def _kill(self, reason: str) -> None:
+        self._lost_because = self._lost_because or reason
+        if self._connection is not None:
+            _shut(self._connection)
+            self._connection.close()  # immediate, since the socket is shut; frees the threads and the descriptor
+
+    def close(self) -> None:
+        """Say goodbye, wait until the server has ended the session or `close_timeout` is over, and close the socket."""
+        connection = self._connection
+        if connection is None:
+            return
+        if os.getpid() != self._pid:
+            connection.socket.close()  # our copy of the descriptor alone: the session goes on in the parent
+            return
+        deadline = Deadline(self._settings.close_timeout)
+        try:
+            # The server frees the slot before it closes the socket, so after a proper goodbye the slot is free.
+            _send(connection, protocol.CLOSE, deadline)
+            connection.recv(timeout=deadline.remaining())
+        except (ConnectionClosed, OSError):
+            pass  # closed as asked, or lost, or frozen: in each case all that is left is to close our end
+        self._kill("it was closed")
+
+
+def _send(connection: ClientConnection, text: str, deadline: Deadline) -> None:
+    try:
+        # The buffers of a frozen peer fill up; without a timeout on the socket, sending would then block for ever.
+        connection.socket.settimeout(max(deadline.remaining(), 0.001))
+        connection.send(text)
+    except (ConnectionClosed, OSError):
+        # A full server says so and closes, perhaps before our request is out. What it said is still there to be read.
+        with contextlib.suppress(ConnectionClosed):
+            _refuse_unasked(connection)
+        raise
+
+
+def _refuse_unasked(connection: ClientConnection) -> None:
+    """Raise for a message that arrived before its request: taken as the reply, it would shift all replies by one."""
+    try:
+        frame = connection.recv(timeout=0)
+    except TimeoutError:
+        return
+    raise protocol.parse_unasked(frame)
+
+
+def _shut(connection: ClientConnection) -> None:
+    """Shut the TCP connection, which wakes every thread that reads or writes it."""
+    with contextlib.suppress(OSError):  # it is shut already
+        # Not the method of an SSLSocket: that one drops the encryption before it shuts the connection.
+        socket.socket.shutdown(connection.socket, socket.SHUT_RDWR)
+
+
+def _aborted() -> SessionAbortedError:
+    return SessionAbortedError("the session was aborted")
+
+
+def _reason(exc: BaseException) -> str:
+    return str(exc) or type(exc).__name__
+
+
+def _closed_error(exc: ConnectionClosed, operation: str, size: int, settings: SessionSettings) -> SessionLost:
+    """Which side closed, and why."""
+    if exc.sent is not None and not exc.rcvd_then_sent:
+        side, other, close = "client", "server", exc.sent
+    elif exc.rcvd is not None:
+        side, other, close = "server", "client", exc.rcvd
+    else:
+        hint = f"; the request had {size} bytes, perhaps more than the server allows" if size > 2**20 else ""
+        cause = f": {_reason(exc.__cause__)}" if exc.__cause__ else ""
+        return SessionLost(f"the connection was cut during {operation}{cause}{hint}")
+    reason = f" ({close.reason})" if close.reason else ""
+    if close.code == _TOO_BIG:
+        if side == "client":
+            limit = settings.max_message_size
+            return MessageTooBigError(
+                f"the reply to {operation} is bigger than max_message_size={limit} bytes",
+                side=side,
+                limit=limit,
+                close_code=close.code,
+                remedy="Raise max_message_size or make the observation smaller.",
+            )
+        named = re.search(r"limit of (\d+)", close.reason)
+        return MessageTooBigError(
+            f"the server refused {operation} as too big: it has about {size} bytes{reason}",
+            side=side,
+            limit=int(named[1]) if named else None,
+            close_code=close.code,
+            remedy="Raise the server's message limit (uvicorn: --ws-max-size) or send less.",
+        )
+    if close.code == _INTERNAL_ERROR and "ping" in close.reason:
+        return KeepaliveError(
+            f"connection closed by keepalive during {operation}: the {side} got no answer to its ping from the {other}",
+            close_code=close.code,
+        )
+    if side == "client":
+        return ProtocolError(
+            f"the server broke the WebSocket protocol during {operation}: closed with {close.code}{reason}",
+            close_code=close.code,
+        )
+    return SessionLost(
+        f"the server closed the connection during {operation} with code {close.code}{reason}", close_code=close.code
+    )
+
+
+def _connect_error(exc: BaseException, deadline: Deadline) -> OpenEnvError:
+    """The error for a connection that could not be opened, and whether trying again may help."""
+    if isinstance(exc, (InvalidStatus, InvalidProxyStatus)):
+        return _status_error(exc.response.status_code, "proxy" if isinstance(exc, InvalidProxyStatus) else "server")
+    if isinstance(exc, (InvalidURI, InvalidProxy)):
+        return ConfigurationError(
+            f"the address of the server or of its proxy is unusable: {exc.msg}", remedy=_ADDRESSES
+        )
+    if isinstance(exc, ImportError):
+        return ConfigurationError(f"the proxy cannot be used: {exc}", remedy=_ADDRESSES)
+    if isinstance(exc, ConnectionRefusedError):
+        return ConnectError("connection refused: nothing listens there", transient=True)
+    if isinstance(exc, socket.gaierror):
+        return ConnectError(f"the host name cannot be resolved: {exc}", transient=exc.errno == socket.EAI_AGAIN)
+    if isinstance(exc, TimeoutError):
+        return ConnectError(f"no connection within {deadline.seconds:g} s", transient=True)
+    if isinstance(exc, ssl.SSLError):
+        return ConnectError(
+            f"TLS failed: {exc}",
+            remedy="Check that the server speaks TLS (https, wss) and that its certificate is trusted (SSL_CERT_FILE).",
+        )
+    if isinstance(exc, (OSError, ConnectionClosed)):
+        return ConnectError(f"the connection failed: {_reason(exc)}", transient=True)
+    # A server that goes away during the handshake ends the stream; anything else is some other protocol.
+    cut = isinstance(exc, InvalidMessage) and isinstance(exc.__cause__, EOFError)
+    return ConnectError(f"the WebSocket handshake failed: {_reason(exc)}", transient=cut)
+
+
+def _status_error(status: int, who: str) -> ConnectError:
+    remedy = None
+    if status in (401, 403, 407):
+        remedy = "Check the path of base_url and, if the server wants a token, the headers."
+    elif 300 <= status < 400:
+        remedy = "Give the address to which it redirects."
+    elif status == 404:
+        remedy = "Check the path of base_url: the endpoint is the address of the server plus /ws."
+    return ConnectError(
+        f"the {who} answered the handshake with HTTP {status}",
+        status=status,
+        transient=status >= 500 or status in (408, 425, 429),
+        remedy=remedy,
+    )

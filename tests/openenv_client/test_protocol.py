@@ -1,0 +1,333 @@
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from openenv_client import protocol
+from openenv_client.errors import (
+    ConfigurationError,
+    EnvironmentFailedError,
+    OpenEnvError,
+    ProtocolError,
+    RequestError,
+    ServerFullError,
+    SessionFailedError,
+)
+from openenv_client.protocol import encode_reset, encode_step, parse_observation, parse_state, parse_unasked
+
+
+def frame(kind: str = "observation", **data: Any) -> str:
+    return json.dumps({"type": kind, "data": data})
+
+
+# Addresses
+
+
+@pytest.mark.parametrize(
+    ("base_url", "url"),
+    [
+        ("http://h:8000", "ws://h:8000/ws"),
+        ("http://h:8000/", "ws://h:8000/ws"),
+        ("ws://h:8000//", "ws://h:8000/ws"),
+        ("ws://h:8000/ws", "ws://h:8000/ws"),
+        ("ws://h:8000/ws/", "ws://h:8000/ws"),
+        ("http://h/envs/sudoku", "ws://h/envs/sudoku/ws"),
+        ("http://h//envs//sudoku/ws//", "ws://h/envs/sudoku/ws"),
+        ("http://h/wss", "ws://h/wss/ws"),
+        ("http://h:8000?token=a/b", "ws://h:8000/ws?token=a/b"),
+    ],
+)
+def test_slashes_and_a_final_ws_make_no_difference(base_url: str, url: str) -> None:
+    """U03."""
+    assert protocol.websocket_url(base_url) == url
+
+
+@pytest.mark.parametrize(
+    ("base_url", "url"),
+    [
+        ("https://http-env.hf.space", "wss://http-env.hf.space/ws"),
+        ("wss://h", "wss://h/ws"),
+        ("HTTP://H:1", "ws://H:1/ws"),
+        ("host:8000", "ws://host:8000/ws"),
+        ("localhost", "ws://localhost/ws"),
+        (" ws://h:1 \n", "ws://h:1/ws"),
+        ("http://[::1]:8000", "ws://[::1]:8000/ws"),
+        ("http://user:pass@h", "ws://user:pass@h/ws"),
+    ],
+)
+def test_only_the_scheme_changes(base_url: str, url: str) -> None:
+    """U05."""
+    assert protocol.websocket_url(base_url) == url
+
+
+@pytest.mark.parametrize(
+    "base_url",
+    [
+        *[
+            "",
+            "   ",
+            "http://",
+            "http://:8000",
+            "ftp://h",
+            "http://h:port",
+            "http://h:99999",
+            "http://h:",
+            "http:/h:8000",
+        ],
+        *[
+            "http://a b",
+            "http://h/a b",
+            "http://[::1",
+            f"http://{'a' * 64}.b",
+            "http://h/#x",
+            "://h",
+            8000,
+            b"http://h",
+        ],
+    ],
+)
+def test_what_is_no_address_is_refused_with_an_example(base_url: Any) -> None:
+    """U05."""
+    with pytest.raises(ConfigurationError, match="base_url") as caught:
+        protocol.websocket_url(base_url)
+    assert str(caught.value).endswith("for example http://127.0.0.1:8000.")
+
+
+def test_no_secret_of_an_address_is_shown() -> None:
+    assert protocol.public_url("ws://user:secret@h:1/ws?token=secret") == "ws://h:1/ws"
+    with pytest.raises(ConfigurationError) as caught:
+        protocol.websocket_url("http://user:secret@h/#x")
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["localhost", "LOCALHOST:80", "a.localhost", "127.0.0.1", "127.8.9.1:1", "[::1]:80", "localhost."],
+)
+def test_loopback_hosts_are_known(host: str) -> None:
+    assert protocol.is_loopback(f"ws://{host}/ws")
+
+
+@pytest.mark.parametrize("host", ["localhost.example", "128.0.0.1", "10.0.0.1", "env.hf.space", "[2001:db8::1]"])
+def test_other_hosts_are_not_loopback(host: str) -> None:
+    assert not protocol.is_loopback(f"ws://{host}/ws")
+
+
+# Requests
+
+
+def test_requests_have_the_shape_that_the_server_reads() -> None:
+    assert json.loads(encode_reset({"seed": 7})) == {"type": "reset", "data": {"seed": 7}}
+    assert json.loads(encode_step({"message": "[5 3 7]"})) == {"type": "step", "data": {"message": "[5 3 7]"}}
+    assert json.loads(protocol.STATE) == {"type": "state"}
+    assert json.loads(protocol.CLOSE) == {"type": "close"}
+
+
+@pytest.mark.parametrize(
+    ("text", "sent"),
+    [
+        ("bad \ud83d [5 3 7]", "bad \ufffd [5 3 7]"),
+        ("\udc00", "\ufffd"),
+        ("\ud83d\ude00", "\U0001f600"),
+        ("\ud83d\ud83d\ude00\ude00", "\ufffd\U0001f600\ufffd"),
+        ("é \U0001f600 \u2028 \ufeff", "é \U0001f600 \u2028 \ufeff"),
+    ],
+)
+def test_half_characters_are_replaced_before_they_are_sent(text: str, sent: str) -> None:
+    """W19."""
+    request = encode_step({"message": text, text: 1})
+
+    request.encode()
+    assert "\\u" not in request.replace("\\u2028", "")
+    assert json.loads(request)["data"] == {"message": sent, sent: 1}
+
+
+@pytest.mark.parametrize(
+    "action", ["[5 3 7]", None, ["a"], {"x": object()}, {"x": float("nan")}, {"x": {1, 2}}, {(1,): 2}]
+)
+def test_what_is_no_json_object_is_refused(action: Any) -> None:
+    with pytest.raises(RequestError, match="action"):
+        encode_step(action)
+    with pytest.raises(RequestError, match="reset arguments"):
+        encode_reset(action)
+
+
+def test_an_action_that_contains_itself_is_refused() -> None:
+    action: dict[str, Any] = {}
+    action["self"] = action
+    with pytest.raises(RequestError):
+        encode_step(action)
+
+
+# Replies
+
+
+@pytest.mark.parametrize(
+    ("data", "reward", "done"),
+    [
+        ({"observation": {"reward": 9, "done": False}, "reward": 1.0, "done": True}, 1.0, True),
+        ({"observation": {"reward": 9, "done": True}, "reward": -2, "done": False}, -2.0, False),
+        ({"observation": {"reward": 9}, "done": False}, None, False),
+        ({"observation": {"done": True}, "reward": None}, None, False),
+        ({"observation": {}, "reward": 0}, 0.0, False),
+    ],
+)
+def test_reward_and_done_are_read_beside_the_observation(
+    data: dict[str, Any], reward: float | None, done: bool
+) -> None:
+    """R01."""
+    reply = parse_observation(frame(**data))
+
+    assert reply == (data["observation"], reward, done, {})
+
+
+def test_metadata_is_passed_on() -> None:
+    assert parse_observation(frame(observation={}, metadata={"a": 1})).metadata == {"a": 1}
+    assert parse_observation(frame(observation={}, metadata=None)).metadata == {}
+
+
+WRONG_REWARDS: list[Any] = ["1", True, [1], {}, float("nan"), float("inf"), 10**400]
+WRONG_FLAGS: list[Any] = [None, 0, 1, "false", []]
+WRONG_METADATA: list[Any] = ["x", 1, [1]]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *[{}, {"observation": None}, {"observation": "text"}, {"observation": []}],
+        *({"observation": {}, "reward": wrong} for wrong in WRONG_REWARDS),
+        *({"observation": {}, "done": wrong} for wrong in WRONG_FLAGS),
+        *({"observation": {}, "metadata": wrong} for wrong in WRONG_METADATA),
+    ],
+)
+def test_a_field_of_the_wrong_type_is_an_error_and_never_a_value(data: dict[str, Any]) -> None:
+    """R01."""
+    with pytest.raises(ProtocolError):
+        parse_observation(frame(**data))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *["", "garbage", "[]", "null", '"x"', "{}", b"\x00", b"{}", "[" * 100_000, frame("strange"), frame("state")],
+        *['{"type":"observation"}', '{"type":"observation","data":[]}', '{"type":["error"],"data":{}}'],
+        '{"type":"observation","data":{"observation":{"n":1' + "0" * 5000 + '},"reward":1e999}}',
+    ],
+)
+def test_what_is_no_observation_is_an_error_that_shows_its_beginning(text: str | bytes) -> None:
+    with pytest.raises(ProtocolError, match="the server's message") as caught:
+        parse_observation(text)
+    assert caught.value.reply == repr(text[:200])
+
+
+def test_half_characters_in_a_reply_are_replaced() -> None:
+    """W19."""
+    reply = parse_observation(r'{"type":"observation","data":{"observation":{"a":"\ud83d [5]","b":"\uD83D\uDE00"}}}')
+
+    assert reply.observation == {"a": "\ufffd [5]", "b": "\U0001f600"}
+
+
+def test_a_state_is_returned_as_it_is() -> None:
+    assert parse_state(frame("state", step_count=3)) == {"step_count": 3}
+    with pytest.raises(ProtocolError):
+        parse_state(frame(observation={}))
+
+
+# Error replies
+
+
+@pytest.mark.parametrize(("active", "maximum"), [(4, 4), (None, None)])
+def test_a_full_server_is_recognised_with_its_numbers(active: int | None, maximum: int | None) -> None:
+    """S01."""
+    with pytest.raises(ServerFullError) as caught:
+        parse_observation(
+            frame("error", message="full", code="CAPACITY_REACHED", active_sessions=active, max_sessions=maximum)
+        )
+    assert (caught.value.active, caught.value.maximum, caught.value.code) == (active, maximum, "CAPACITY_REACHED")
+
+
+@pytest.mark.parametrize("code", ["FACTORY_ERROR", "SESSION_ERROR"])
+def test_errors_that_end_the_session_are_losses(code: str) -> None:
+    with pytest.raises(SessionFailedError, match="boom") as caught:
+        parse_observation(frame("error", message="boom", code=code))
+    assert caught.value.code == code
+
+
+@pytest.mark.parametrize(
+    ("code", "maybe_applied"),
+    [
+        ("INVALID_JSON", False),
+        ("UNKNOWN_TYPE", False),
+        ("VALIDATION_ERROR", False),
+        ("EXECUTION_ERROR", True),
+        (None, True),
+    ],
+)
+def test_other_errors_leave_the_session_and_say_whether_the_environment_was_reached(
+    code: str | None, maybe_applied: bool
+) -> None:
+    with pytest.raises(EnvironmentFailedError, match="boom") as caught:
+        parse_state(frame("error", message="boom", code=code))
+    assert (caught.value.code, caught.value.maybe_applied) == (code, maybe_applied)
+
+
+def test_a_validation_reply_is_kept_and_its_fields_are_named() -> None:
+    bad = {"loc": ["data", "message"], "msg": "Field required", "type": "missing"}
+
+    with pytest.raises(EnvironmentFailedError, match=r"\(data\.message: Field required\)") as caught:
+        parse_observation(frame("error", message="Invalid message", code="VALIDATION_ERROR", errors=[bad, "odd"]))
+    assert caught.value.errors == [bad]
+
+
+def test_a_message_without_a_request_is_a_refusal_or_a_breach() -> None:
+    assert isinstance(parse_unasked(frame("error", code="CAPACITY_REACHED")), ServerFullError)
+    assert isinstance(parse_unasked(frame("error", code="SESSION_ERROR")), SessionFailedError)
+    for text in (frame(observation={}), frame("error", code="EXECUTION_ERROR"), "garbage", b""):
+        assert isinstance(parse_unasked(text), ProtocolError)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=10,
+)
+near_replies = st.fixed_dictionaries(
+    {
+        "type": st.sampled_from(["observation", "state", "error"]) | json_values,
+        "data": st.fixed_dictionaries(
+            {},
+            optional=dict.fromkeys(
+                ["observation", "reward", "done", "metadata", "code", "message", "errors", "active_sessions"],
+                json_values,
+            ),
+        )
+        | json_values,
+    }
+).map(json.dumps)
+
+
+@given(st.text() | st.binary() | json_values.map(json.dumps) | near_replies)
+def test_no_input_of_the_reply_parser_raises_anything_but_our_errors(text: str | bytes) -> None:
+    with contextlib.suppress(OpenEnvError):
+        json.dumps(parse_observation(text), ensure_ascii=False).encode()
+    with contextlib.suppress(OpenEnvError):
+        json.dumps(parse_state(text), ensure_ascii=False).encode()
+    assert isinstance(parse_unasked(text), OpenEnvError)
+
+
+@given(json_values)
+def test_no_action_raises_anything_but_a_request_error(action: Any) -> None:
+    with contextlib.suppress(RequestError):
+        encode_step({"action": action}).encode()
+
+
+@given(st.text())
+def test_no_address_raises_anything_but_a_configuration_error(text: str) -> None:
+    with contextlib.suppress(ConfigurationError):
+        url = protocol.websocket_url(text)
+        assert protocol.websocket_url(url) == url
