@@ -5,7 +5,7 @@ import string
 
 import pytest
 import textarena.envs.Sudoku.env as textarena_sudoku
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from examples.sudoku.board import Board, Cell, Move, parse_board, random_puzzle, solve
@@ -26,7 +26,7 @@ R9  1  3  2 |  9  8  6 |  7  4  5"""  # noqa: W291 - the environment's own space
 
 HARD = (
     "53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79",
-    "..............3.85..1.2.......5.7.....4...1...9.......5......73..2.1........4...9",
+    ".2.4.37.........32........4.4.2...7.8...5.........1...5.....9...3.9....7..1..86..",
 )
 
 boards = st.builds(
@@ -49,12 +49,14 @@ def test_a_recorded_board_is_read_and_rendered_as_it_was() -> None:
 
 
 @given(boards)
+@settings(deadline=None)
 def test_boards_are_rendered_exactly_as_textarena_renders_them(board: Board) -> None:
     game = textarena_sudoku.SudokuEnv()
     assert board.render() == game._get_grid_string_with_indices([list(row) for row in board.rows])
 
 
 @given(boards, st.text(string.printable), st.text(string.printable))
+@settings(deadline=None)
 def test_a_board_survives_rendering_and_reading_among_other_text(board: Board, before: str, after: str) -> None:
     assert parse_board(f"{before}\n{board}\n{after}") == board
 
@@ -109,11 +111,11 @@ def test_candidates_are_what_row_column_and_box_allow() -> None:
     assert board.candidates(Cell(1, 1)) == ()
 
 
-@given(boards)
-def test_candidates_always_include_the_solution(board: Board) -> None:
-    solution = solve(board)
-    assert solution is not None
-    assert all(solution.number(cell) in board.candidates(cell) for cell in board.empty_cells)
+@given(st.integers(0), st.integers(0, 81))
+@settings(deadline=None)
+def test_candidates_always_include_the_solution(seed: int, empty: int) -> None:
+    puzzle, solution = random_puzzle(random.Random(seed), empty=empty)
+    assert all(solution.number(cell) in puzzle.candidates(cell) for cell in puzzle.empty_cells)
 
 
 @pytest.mark.parametrize("cell", [Cell(0, 1), Cell(1, 0), Cell(10, 1), Cell(1, 10), Cell(-1, 5)])
@@ -176,6 +178,7 @@ def test_a_fingerprint_tells_boards_apart_and_never_changes() -> None:
 
 
 @given(st.integers(0), st.integers(0, 81))
+@settings(deadline=None)
 def test_a_random_puzzle_is_cut_from_its_solution(seed: int, empty: int) -> None:
     puzzle, solution = random_puzzle(random.Random(seed), empty=empty)
     assert solution.is_solved

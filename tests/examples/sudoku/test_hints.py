@@ -4,7 +4,7 @@ import random
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from examples.sudoku.board import Board, Cell, Move, random_puzzle
@@ -28,6 +28,7 @@ def play_some(rng: random.Random, *, empty: int, moves: int) -> tuple[Board, Boa
 
 @pytest.mark.parametrize("difficulty", DIFFICULTIES)
 @given(st.integers(0), st.integers(0, 60), st.integers(0, 40))
+@settings(deadline=None)
 def test_no_hint_is_ever_wrong(difficulty: Difficulty, seed: int, empty: int, moves: int) -> None:
     board, solution, tried = play_some(random.Random(seed), empty=empty, moves=moves)
     hints = build_hints(board, tried, difficulty=difficulty)
@@ -43,6 +44,7 @@ def test_no_hint_is_ever_wrong(difficulty: Difficulty, seed: int, empty: int, mo
 
 
 @given(st.integers(0), st.integers(1, 60), st.integers(0, 40))
+@settings(deadline=None)
 def test_every_cell_with_few_candidates_is_told(seed: int, empty: int, moves: int) -> None:
     board, _, tried = play_some(random.Random(seed), empty=empty, moves=moves)
     easy, medium = build_hints(board, tried), build_hints(board, tried, difficulty="medium")
@@ -104,6 +106,7 @@ def test_a_section_is_a_header_and_its_lines_and_empty_ones_are_left_out() -> No
 
 
 @given(st.integers(0), st.integers(0, 60))
+@settings(deadline=None)
 def test_guaranteed_moves_are_playable_as_they_stand(seed: int, empty: int) -> None:
     board, _ = random_puzzle(random.Random(seed), empty=empty)
     hints = build_hints(board)

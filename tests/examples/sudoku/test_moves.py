@@ -38,7 +38,7 @@ def test_recorded_completions(case: dict[str, Any]) -> None:
         ("<think>[1 2 3]", None),
         ("<think></think>", None),
         ("[5 3 7]<think>or [1 2 3]?</think>", Move(5, 3, 7)),
-        ("[٥ ٣ ٧]", Move(5, 3, 7)),
+        ("[\N{ARABIC-INDIC DIGIT FIVE} \N{ARABIC-INDIC DIGIT THREE} \N{ARABIC-INDIC DIGIT SEVEN}]", Move(5, 3, 7)),
         ("[5\n3 7]", None),
         ("[5 37]", None),
         ("[5.3.7]", None),

@@ -1,22 +1,23 @@
 """The shipped policy loads offline, reads every prompt, copies moves, and never met an evaluation puzzle."""
 
 import random
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 import textarena.envs.Sudoku.env as textarena_sudoku
-import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from examples.sudoku.board import Board, Cell, Move, random_puzzle
+from examples.sudoku.board import Board, Cell, Move, parse_board, random_puzzle
 from examples.sudoku.hints import DIFFICULTIES, TriedMove, build_hints
-from examples.sudoku.make_policy import Conversation, collate, draw_game, make_tokenizer, pieces
+from examples.sudoku.make_policy import Turn, collate, draw_game, encode, make_tokenizer, pieces
 from examples.sudoku.prompts import FORMAT_REMINDER, SYSTEM_PROMPT, refusal, render_turn
 
 POLICY = Path(__file__).parents[3] / "examples" / "sudoku" / "policy"
 HELD_OUT = range(1_000_000, 1_000_064)
+LONG_GAME = 0  # a seed of ten turns with slips
+
+Messages: TypeAlias = list[dict[str, str]]
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +28,14 @@ def tokenizer() -> Any:
 @pytest.fixture(scope="module")
 def model() -> Any:
     return AutoModelForCausalLM.from_pretrained(POLICY, local_files_only=True).eval()
+
+
+def messages_of(game: list[Turn]) -> Messages:
+    return [
+        message
+        for turn in game
+        for message in ({"role": "user", "content": turn.prompt}, {"role": "assistant", "content": str(turn.move)})
+    ]
 
 
 def textarena_puzzle(seed: int) -> tuple[Board, Board]:
@@ -68,7 +77,7 @@ def test_model_and_tokenizer_agree_on_ids_and_room(tokenizer: Any, model: Any) -
 @pytest.mark.parametrize("seed", range(20))
 def test_prompts_and_moves_of_whole_games_survive_the_tokenizer(tokenizer: Any, seed: int) -> None:
     rng = random.Random(seed)
-    texts = [message["content"] for message in draw_game(rng, random_share=0.5)]
+    texts = [text for turn in draw_game(rng, slip=0.5) for text in (turn.prompt, str(turn.move))]
     board, _ = random_puzzle(rng, empty=30)
     texts += [render_turn(board, [], difficulty, FORMAT_REMINDER) for difficulty in DIFFICULTIES]
     texts += [refusal(board, Move(10, 0, 12)), SYSTEM_PROMPT]
@@ -100,31 +109,46 @@ def test_the_chat_template_drops_system_messages(tokenizer: Any) -> None:
 
 
 def test_a_longer_conversation_starts_with_the_shorter_one_token_for_token(tokenizer: Any) -> None:
-    def render(messages: Conversation, *, ask: bool) -> list[int]:
+    def render(messages: Messages, *, ask: bool) -> list[int]:
         ids: list[int] = tokenizer.apply_chat_template(messages, add_generation_prompt=ask, return_dict=False)
         return ids
 
-    game = draw_game(random.Random(2), random_share=0.5)
-    assert len(game) > 4
+    game = messages_of(draw_game(random.Random(LONG_GAME), slip=0.2))
+    assert len(game) == 20
     for turn in range(2, len(game), 2):
-        prompt, answer = render(game[: turn - 1], ask=True), game[turn - 1]["content"]
-        spoken = prompt + tokenizer.encode(answer) + [tokenizer.eos_token_id]
+        prompt, said = render(game[: turn - 1], ask=True), game[turn - 1]["content"]
+        spoken = prompt + tokenizer.encode(said) + [tokenizer.eos_token_id]
         assert render(game[:turn], ask=False) == spoken
         assert render(game[: turn + 1], ask=True)[: len(spoken)] == spoken
 
 
-def test_a_batch_has_labels_on_answers_and_their_ends_only(tokenizer: Any) -> None:
-    games = [draw_game(random.Random(seed), random_share=0.3) for seed in range(3)]
+def test_games_are_learned_as_the_chat_template_renders_them(tokenizer: Any) -> None:
+    """Labels stand on moves and their ends; slips that are only lived with have none."""
+    game = [
+        turn._replace(learn=turn_number != 1)
+        for turn_number, turn in enumerate(draw_game(random.Random(LONG_GAME), slip=0.2))
+    ]
+    ids, labels = encode(game, tokenizer)
+    assert tokenizer.decode(ids) == tokenizer.apply_chat_template(messages_of(game), tokenize=False)
+    assert tokenizer.decode([i for i in labels if i >= 0]) == "".join(
+        f"{turn.move}<end>" for turn in game if turn.learn
+    )
+    assert all(label in {i, -100} for i, label in zip(ids, labels, strict=True))
+
+
+def test_short_games_share_a_row_of_a_batch(tokenizer: Any) -> None:
+    games = [draw_game(random.Random(seed), slip=0.5) for seed in range(16)]
     batch = collate(games, tokenizer)
-    for game, ids, labels in zip(games, batch["input_ids"], batch["labels"], strict=True):
-        answers = "".join(f"{message['content']}<end>" for message in game if message["role"] == "assistant")
-        assert tokenizer.decode(labels[labels != -100]) == answers
-        assert torch.equal(ids[labels != -100], labels[labels != -100])
+    rows, length = batch["input_ids"].shape
+    assert batch["labels"].shape == (rows, length)
+    assert rows < 16
+    assert length == max(len(encode(game, tokenizer)[0]) for game in games)
+    assert int((batch["labels"] == tokenizer.eos_token_id).sum()) == sum(map(len, games))
 
 
-def answer(model: Any, tokenizer: Any, messages: Sequence[dict[str, str]]) -> str:
+def answer(model: Any, tokenizer: Any, messages: Messages) -> str:
     """The likeliest answer."""
-    prompt = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_tensors="pt")
+    prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt")
     ids = model.generate(**prompt, max_new_tokens=8, do_sample=False)[0, prompt["input_ids"].shape[1] :]
     text: str = tokenizer.decode(ids, skip_special_tokens=True)
     return text
@@ -166,13 +190,12 @@ def test_no_evaluation_puzzle_can_be_a_training_puzzle() -> None:
         assert not keeps_the_training_pattern(solution)
 
 
-def test_the_games_that_a_policy_learns_from_hold_no_evaluation_puzzle() -> None:
-    held_out = {textarena_puzzle(seed)[0].render() for seed in HELD_OUT}
+def test_the_games_that_the_policy_learns_from_hold_no_evaluation_puzzle() -> None:
+    held_out = {textarena_puzzle(seed)[0] for seed in HELD_OUT}
     rng = random.Random(0)
-    for _ in range(200):
-        assert not any(
-            text["content"][: len(next(iter(held_out)))] in held_out for text in draw_game(rng, random_share=0.3)
-        )
+    shown = {parse_board(turn.prompt) for _ in range(300) for turn in draw_game(rng, slip=0.3)}
+    assert None not in shown
+    assert held_out.isdisjoint(shown)
 
 
 def _all_cells() -> list[tuple[int, int]]:

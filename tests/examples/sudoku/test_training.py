@@ -70,7 +70,7 @@ def sudoku(environment_server: Callable[..., ServerProcess]) -> ServerProcess:
 
 
 def test_a_run_and_its_continuation(tmp_path: Path) -> None:
-    """A run of one step with a server of its own prints the table and leaves everything; --resume adds the second step."""
+    """A run of one step prints the table and leaves everything on disk; --resume adds the second step."""
     first = train(*FEW, "--steps", "1", "--save-steps", "1", cwd=tmp_path)
     assert first.returncode == 0, first.stdout + first.stderr
     (folder,) = (tmp_path / "outputs" / "sudoku").iterdir()
