@@ -58,7 +58,7 @@ def main(
             help="Training puzzles; see make_dataset.py.", show_default=DATASET.name, rich_help_panel="Environment"
         ),
     ] = DATASET,
-    steps: Annotated[int, typer.Option(min=1, help="Training steps.", rich_help_panel="Training")] = 8,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps.", rich_help_panel="Training")] = 20,
     prompts_per_step: Annotated[int, typer.Option(min=1, help="Puzzles a step.", rich_help_panel="Training")] = 4,
     num_generations: Annotated[
         int, typer.Option(min=2, help="Games of each puzzle: the group.", rich_help_panel="Training")

@@ -208,7 +208,8 @@ def make_trainer(settings: Settings, results: Results, base_url: str, model: Any
         "gradient_accumulation_steps": settings.games_per_step // settings.micro_batch_size,
         "num_generations": settings.num_generations,
         "learning_rate": settings.learning_rate,
-        "lr_scheduler_type": "constant",
+        # By its own spread, a group of which nearly all solve the puzzle would turn one miss into a huge advantage.
+        "scale_rewards": "batch",
         "beta": settings.beta,
         "temperature": settings.temperature,
         "max_completion_length": settings.max_completion_length,
