@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from pathlib import Path
@@ -118,7 +119,8 @@ def main(
     The results folder holds trajectories.jsonl, metrics.json, rewards.png and the trained model.
     """
     embedded = Path(model).resolve() == EMBEDDED_POLICY
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # stopping it any way cleans up as Ctrl-C does
+    # Stopping it any way cleans up as Ctrl-C does, which asyncio turns into a cancellation while it runs.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         settings = Settings(
             model=model,
@@ -150,7 +152,11 @@ def main(
         console.print("[bold red]error:[/]", str(error), highlight=False, soft_wrap=True)
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
-        raise typer.Exit(130) from None
+        # All is cleaned up by now. An interrupt that hit the start of a thread, though, leaves one that Python does not
+        # know how to end, and a normal exit would wait for it for ever.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(130)
 
 
 def parse_pair(option: str, pair: str) -> tuple[str, Any]:

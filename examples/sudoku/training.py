@@ -24,7 +24,7 @@ from examples.sudoku.report import comparison_table, plot_rewards
 from examples.sudoku.rewards import REWARD_NAMES
 from examples.sudoku.scheduler import SudokuGame, SudokuScheduler
 from openenv_client import ConnectError, OpenEnvError, OpenEnvWrapper, ServerFullError
-from schedulers import EnvError, InferEngine, RequestConfig, RolloutOutput
+from schedulers import EnvError, InferEngine, RequestConfig, RolloutError, RolloutOutput
 from schedulers.recording import TrajectoryWriter
 from server_scripts.launch import ServerProcess, ServerStartError
 
@@ -142,15 +142,8 @@ def _train_and_evaluate(
     settings: Settings, base_url: str, model: Any, tokenizer: Any, results: Results, *, resume: bool
 ) -> None:
     from schedulers.engines.transformers import TransformersEngine
-    from schedulers.trainers.trl import TRLRollout
+    from schedulers.trainers.trl import NoScoredRolloutError, TRLRollout
 
-    def evaluate(phase: str, policy: Any) -> None:
-        if settings.eval_games and phase not in results.summaries:
-            console.print(f"{phase} training: {settings.eval_games} held-out games")
-            engine = TransformersEngine(policy, tokenizer)
-            results.add_evaluation(phase, asyncio.run(_play_held_out(settings, base_url, engine)))
-
-    evaluate("before", model)
     rollout = TRLRollout(
         lambda engine: make_scheduler(settings, engine),
         max_new_tokens=settings.max_new_tokens,
@@ -158,15 +151,32 @@ def _train_and_evaluate(
     )
     with rollout:
         trainer = make_trainer(settings, results, base_url, model, tokenizer, rollout)
-        console.print(
-            f"training: {settings.steps} steps of {settings.prompts_per_step} puzzles "
-            f"x {settings.num_generations} games"
-        )
-        trainer.train(resume_from_checkpoint=True if resume and list(results.folder.glob("checkpoint-*")) else None)
-    trained = trainer.accelerator.unwrap_model(trainer.model)
-    trained.save_pretrained(results.folder / "model")
+        policy = trainer.accelerator.unwrap_model(trainer.model)
+        engine = TransformersEngine(policy, tokenizer)
+        try:
+            _evaluate("before", settings, base_url, engine, results)
+            console.print(
+                f"training: {settings.steps} steps of {settings.prompts_per_step} puzzles "
+                f"x {settings.num_generations} games"
+            )
+            checkpoints = list(results.folder.glob("checkpoint-*"))
+            trainer.train(resume_from_checkpoint=True if resume and checkpoints else None)
+        except (NoScoredRolloutError, RolloutError) as error:
+            raise Failure(str(error)) from error
+    policy.save_pretrained(results.folder / "model")
     tokenizer.save_pretrained(results.folder / "model")
-    evaluate("after", trained)
+    _evaluate("after", settings, base_url, engine, results)
+
+
+def _evaluate(phase: str, settings: Settings, base_url: str, engine: InferEngine, results: Results) -> None:
+    """Play the held-out games, unless an interrupted run has done so."""
+    if not settings.eval_games or phase in results.summaries:
+        return
+    console.print(f"{phase} training: {settings.eval_games} held-out games")
+    outputs = asyncio.run(_play_held_out(settings, base_url, engine))
+    if all(output.total_reward is None for output in outputs):
+        raise Failure(f"no held-out game could be played; the first failed with {outputs[0].error}")
+    results.add_evaluation(phase, outputs)
 
 
 async def _play_held_out(settings: Settings, base_url: str, engine: InferEngine) -> list[RolloutOutput]:
@@ -192,7 +202,7 @@ def make_trainer(settings: Settings, results: Results, base_url: str, model: Any
     """TRL's trainer, set up for one update for each batch of games.
 
     Raises:
-        Failure: ``--grpo`` names no field of ``GRPOConfig``, or a value does not fit.
+        Failure: ``--grpo`` names no field of ``GRPOConfig``, a value does not fit, or the dataset is none.
     """
     import torch
     from transformers import PrinterCallback
@@ -200,7 +210,7 @@ def make_trainer(settings: Settings, results: Results, base_url: str, model: Any
 
     from schedulers.trainers.trl import reward_functions, trl_dataset
 
-    embedded_size = sum(parameter.numel() for parameter in model.parameters()) < 10_000_000
+    small = sum(parameter.numel() for parameter in model.parameters()) < 10_000_000
     options: dict[str, Any] = {
         "output_dir": str(results.folder),
         "max_steps": settings.steps,
@@ -222,7 +232,7 @@ def make_trainer(settings: Settings, results: Results, base_url: str, model: Any
         "disable_tqdm": True,  # the run reports in its own words
         "bf16": torch.cuda.is_available() and torch.cuda.is_bf16_supported(),
         "use_cpu": not torch.cuda.is_available(),
-        "gradient_checkpointing": not embedded_size,  # a small model has memory to spare and time to win
+        "gradient_checkpointing": not small,  # it has memory to spare and time to win
     }
     try:
         config = GRPOConfig(**{**options, **settings.grpo})
@@ -234,11 +244,15 @@ def make_trainer(settings: Settings, results: Results, base_url: str, model: Any
         raise Failure(f"--grpo {' '.join(unknown)}: GRPOConfig has no such field; {hint}") from error
     except ValueError as error:
         raise Failure(f"GRPOConfig: {error}") from error
+    try:
+        dataset = trl_dataset(settings.dataset, env_config={"base_url": base_url})
+    except (TypeError, ValueError) as error:
+        raise Failure(f"--dataset {settings.dataset}: {error}") from error
     trainer = GRPOTrainer(
         model=model,
         args=config,
         reward_funcs=reward_functions(*REWARD_NAMES),
-        train_dataset=trl_dataset(settings.dataset, env_config={"base_url": base_url}),
+        train_dataset=dataset,
         processing_class=tokenizer,
         rollout_func=rollout,
         callbacks=[_reporter(results)],
@@ -302,7 +316,7 @@ def environment(settings: Settings) -> Iterator[str]:
 def _check_server(base_url: str) -> None:
     """Play the first frame of a game, so that a wrong address shows now and not as unscored games."""
     try:
-        with OpenEnvWrapper(base_url=base_url, open_deadline=10, capacity_timeout=0) as env:
+        with OpenEnvWrapper(base_url=base_url, open_deadline=5, capacity_timeout=0) as env:
             SudokuGame(env.reset(seed=HELD_OUT_SEED).observation)
     except ServerFullError as error:
         console.print(f"[yellow]{error}[/] Games will wait for free sessions.")

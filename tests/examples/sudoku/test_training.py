@@ -79,7 +79,8 @@ def test_a_run_and_its_continuation(tmp_path: Path) -> None:
     for name in ("trajectories.jsonl", "metrics.json", "rewards.png", "model"):
         assert name in first.stdout
         assert (folder / name).exists()
-    assert Image.open(folder / "rewards.png").format == "PNG"
+    with Image.open(folder / "rewards.png") as plot:
+        assert plot.format == "PNG"
 
     second = train(*FEW, "--steps", "2", "--resume", cwd=tmp_path)
     assert second.returncode == 0, second.stdout + second.stderr
@@ -119,7 +120,8 @@ def test_an_interrupted_run_leaves_no_process(interruption: signal.Signals, tmp_
     )
     assert process.stdout is not None
     address = next(found[0] for line in process.stdout if (found := re.search(r"http://\S+", line)))
-    next(line for line in process.stdout if "held-out games" in line)
+    while not count_sessions(address).active:
+        assert process.poll() is None
     os.killpg(process.pid, interruption)
     rest, _ = process.communicate()
     assert process.returncode == 130, rest
@@ -133,7 +135,8 @@ def test_an_interrupted_run_leaves_no_process(interruption: signal.Signals, tmp_
     [
         (["--model", "no/such/model"], "no/such/model"),
         (["--base-url", "http://127.0.0.1:{unused}"], "start_sudoku_server.py"),
-        (["--base-url", "nonsense"], "--base-url nonsense"),
+        (["--base-url", "nowhere.invalid"], "nowhere.invalid"),
+        (["--base-url", "ftp://nowhere"], "--base-url ftp://nowhere"),
         (["--env-id", "Sudoku-v0-very-eazy"], "Sudoku-v0-very-easy"),
         (["--difficulty", "simple"], "easy, medium, hard"),
         (["--dataset", "nowhere.jsonl"], "make_dataset.py"),
