@@ -255,8 +255,8 @@ class Session:
             # The server frees the slot before it closes the socket, so after a proper goodbye the slot is free.
             _send(connection, protocol.CLOSE, deadline)
             connection.recv(timeout=deadline.remaining())
-        except (ConnectionClosed, OSError):
-            pass  # closed as asked, or lost, or frozen: in each case all that is left is to close our end
+        except (ConnectionClosed, OSError, OpenEnvError):
+            pass  # closed as asked, lost, frozen, or out of step: in each case all that is left is to close our end
         self._kill("it was closed")
 
 

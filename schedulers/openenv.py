@@ -29,6 +29,8 @@ __all__ = ["OpenEnvOptions", "OpenEnvScheduler"]
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
+_SET_ELSEWHERE = {"base_url": "base_url", "reset_kwargs": "a row's env_config", "capacity_timeout": "slot_timeout"}
+
 _FENCED = re.compile(r"```[^\n`]*\n(.*?)```", re.DOTALL)
 
 
@@ -89,6 +91,8 @@ class OpenEnvScheduler(GYMScheduler):
                 raise ValueError(f"{name} must be at least 1, not {value}")
         if slot_timeout < 0:
             raise ValueError(f"slot_timeout must be 0 (do not wait) or more seconds, not {slot_timeout}")
+        for name in _SET_ELSEWHERE.keys() & (env_settings or {}).keys():
+            raise ValueError(f"{name} is no part of env_settings; set {_SET_ELSEWHERE[name]}")
         super().__init__(infer_engine, max_turns, **options)
         self.max_concurrent_envs = max_concurrent_envs
         self.base_url = base_url

@@ -71,11 +71,11 @@ class TextArenaGame:
             self.new_text = self.reminder
             return
         self.environment_reward += result.reward
-        text = observation_text(result.observation)
+        shown = observation_text(result.observation)
         # Some servers repeat the whole history in every observation; the model has read that already.
-        grown = text.startswith(self._first_text) and text.startswith(self._last_text)
-        self.new_text = (text[len(self._last_text) :].lstrip("\n") if grown else "") or text
-        self._last_text = text
+        grown = shown.startswith(self._first_text) and shown.startswith(self._last_text)
+        self.new_text = (shown[len(self._last_text) :].lstrip("\n") if grown else "") or shown
+        self._last_text = shown
 
     def rewards(self) -> dict[str, float]:
         """The components of the reward for the game so far."""

@@ -2,7 +2,7 @@
 
     python server_scripts/start_sudoku_server.py --port 8000
 
-Every option can be given by a variable too; the option wins. ``--help`` explains them.
+Every setting can be given by a variable too; the option wins. ``--help`` explains them.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def main(
             help="Training puzzles; see make_dataset.py.", show_default=DATASET.name, rich_help_panel="Environment"
         ),
     ] = DATASET,
-    steps: Annotated[int, typer.Option(min=1, help="Training steps.", rich_help_panel="Training")] = 20,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps.", rich_help_panel="Training")] = 32,
     prompts_per_step: Annotated[int, typer.Option(min=1, help="Puzzles a step.", rich_help_panel="Training")] = 4,
     num_generations: Annotated[
         int, typer.Option(min=2, help="Games of each puzzle: the group.", rich_help_panel="Training")
@@ -99,7 +99,7 @@ def main(
     ] = None,
     eval_games: Annotated[
         int, typer.Option(min=0, help="Held-out games before and after; 0 for none.", rich_help_panel="Results")
-    ] = 64,
+    ] = 128,
     eval_seed: Annotated[
         int, typer.Option(min=0, help="The first held-out puzzle.", rich_help_panel="Results")
     ] = HELD_OUT_SEED,
@@ -110,7 +110,11 @@ def main(
     save_steps: Annotated[int, typer.Option(min=1, help="Steps between checkpoints.", rich_help_panel="Results")] = 4,
     resume: Annotated[
         bool,
-        typer.Option("--resume", help="Go on from the last checkpoint of that run.", rich_help_panel="Results"),
+        typer.Option(
+            "--resume",
+            help="Go on from that run's last checkpoint, with the options given now.",
+            rich_help_panel="Results",
+        ),
     ] = False,
 ) -> None:
     """Train a language model on Sudoku with GRPO, and measure it on held-out puzzles before and after.

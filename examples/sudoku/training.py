@@ -7,6 +7,7 @@ import contextlib
 import difflib
 import json
 import math
+import statistics
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -384,6 +385,7 @@ class Results:
         self._trajectories.write(outputs, phase=phase)
         self.summaries[phase] = summarise(outputs).as_dict()
         self._save()
+        self._started = time.monotonic()
 
     def add_batch(self, outputs: Sequence[RolloutOutput], step: int) -> None:
         """Keep the games of a training step.
@@ -412,7 +414,9 @@ class Results:
         if entry["total"] is None:
             console.print(f"  step {step}/{self.settings.steps}  no game was scored; see the log above")
             return
-        left = (self.settings.steps - step) * entry["seconds"]
+        left = (self.settings.steps - step) * statistics.fmean(
+            done["seconds"] for done in self.steps if "seconds" in done
+        )
         console.print(
             f"  step {step}/{self.settings.steps}  reward {entry['total']:6.2f}  solved {entry['solved']:4.0%}  "
             f"accepted {entry['accepted_moves']:.1f}  {entry['seconds']:.0f} s"

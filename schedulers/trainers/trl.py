@@ -277,7 +277,8 @@ class _Row:
     @classmethod
     def of(cls, output: RolloutOutput, pad_id: int) -> _Row:
         scored = output.total_reward is not None
-        if scored and (output.prompt_token_ids is None or output.completion_token_ids is None):
+        played = output.rollout_infos["num_turns"] > 0  # an environment may be done before the first turn
+        if scored and played and (output.prompt_token_ids is None or output.completion_token_ids is None):
             raise ValueError(
                 "a trajectory came without token ids, and they cannot be invented from its text: "
                 "train with an engine that reports the ids it sampled"

@@ -294,6 +294,22 @@ def test_a_frozen_server_does_not_hold_a_close(server: MockEnvServer, make_sessi
     server.wait_until(lambda: server.sessions == 0)
 
 
+def test_a_message_that_nobody_asked_for_does_not_disturb_a_close(
+    server: MockEnvServer, make_session: MakeSession
+) -> None:
+    """S07: also when the server has gone after it."""
+    session = make_session()
+    server.inject(Fault("extra", "reset", '{"type":"state","data":{}}'))
+    server.inject(Fault("close", "step", 1001))
+    reset(session)
+    connection = session._connection
+    assert connection is not None
+    connection.send(encode_step({}))
+    wait_until_the_end_has_arrived(session)
+    session.close()
+    assert not session.alive
+
+
 def test_a_closed_session_leaves_no_thread_and_no_socket(server: MockEnvServer, make_session: MakeSession) -> None:
     session = make_session()
     connection = session._connection

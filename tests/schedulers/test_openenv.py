@@ -130,6 +130,13 @@ def test_bad_client_setting_is_refused_at_once(settings: dict[str, Any], error: 
         talker(env_settings=settings)
 
 
+@pytest.mark.parametrize("name", ["base_url", "reset_kwargs", "capacity_timeout"])
+def test_client_setting_that_has_a_place_of_its_own_is_refused(name: str) -> None:
+    """It would overrule every row, or nothing."""
+    with pytest.raises(ValueError, match=f"{name} is no part of env_settings; set "):
+        talker(env_settings={name: None})
+
+
 async def test_conversation_and_infos(server: MockEnvServer) -> None:
     [output] = await play(talker(), server)
     assert [message["role"] for message in output.messages] == ["user", "assistant"] * 3

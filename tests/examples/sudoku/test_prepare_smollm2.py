@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 import subprocess
@@ -172,6 +173,21 @@ def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     result = command(folder)
     assert result.returncode == 0, result.stderr
     return folder
+
+
+@pytest.mark.smollm2
+@pytest.mark.timeout(900)  # one step of 135 million parameters: a minute on two idle cores, several on busy ones
+def test_the_command_that_is_named_next_trains_for_one_step(smollm2: Path, tmp_path: Path) -> None:
+    """The real language model is trained on a real server, and its trained weights are saved."""
+    named = prepare_smollm2.NEXT_STEP.format(folder=smollm2).split("train_grpo.py ")[1].split()
+    script = Path(prepare_smollm2.__file__).with_name("train_grpo.py")
+    options = [*named, "--grpo", "save_strategy=no", "--output-dir", "run"]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([sys.executable, str(script), *options], cwd=tmp_path, env=environment, capture_output=True)
+    assert done.returncode == 0, done.stdout.decode() + done.stderr.decode()
+    (step,) = json.loads((tmp_path / "run" / "metrics.json").read_text())["steps"]
+    assert (step["games"], step["unscored"]) == (2, 0)
+    assert (tmp_path / "run" / "model" / "model.safetensors").exists()
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,8 @@ import torch
 import transformers
 from trl import GRPOConfig, GRPOTrainer
 
-from schedulers import Env, GYMScheduler, envs
+from openenv_client.testing import Fault, MockEnvServer, reply
+from schedulers import Env, GYMScheduler, OpenEnvScheduler, envs
 from schedulers.engines import ScriptedEngine
 from schedulers.trainers.trl import NoScoredRolloutError, TRLRollout, reward_functions, trl_dataset
 from schedulers.types import RequestConfig, RolloutInferRequest, RolloutOutput, StopReason
@@ -235,6 +236,16 @@ def test_an_empty_completion_becomes_one_masked_token() -> None:
     assert columns["completion_ids"] == [[0], [0]]
     assert columns["env_mask"] == [[0], [0]]
     assert columns["logprobs"] == [[0.0], [0.0]]
+
+
+def test_a_game_that_is_over_before_the_first_turn_becomes_one_masked_token() -> None:
+    """P09: it is scored, and nothing was sampled."""
+    over = played(0.0, ids=None, logprobs=None, num_turns=0)
+    over.prompt_token_ids = None
+    columns = play([over, played()])
+    assert columns["completion_ids"][0] == [0]
+    assert columns["env_mask"][0] == [0]
+    assert columns["logprobs"] == [[0.0], [-0.5, 0.0, -0.25, -1.0]]
 
 
 def test_log_probabilities_that_the_engine_does_not_give_are_none() -> None:
@@ -593,6 +604,30 @@ def test_an_unscored_member_moves_neither_the_baseline_nor_the_model(train: Any,
     assert log["rollout/unscored"] == 0.5
     assert math.isfinite(log["loss"])
     assert torch.isfinite(weights(trainer.model)).all()
+
+
+def test_one_environment_that_fails_in_a_group_of_eight_leaves_seven_scored(train: Any) -> None:
+    """A09, A10: over real sockets; the seven have their rewards, the eighth is masked and in no baseline."""
+    game = [reply({"step": 0}), reply({"step": 1}, reward=1.0), reply({"step": 2}, reward=2.0, done=True)]
+    batches: list[list[RolloutOutput]] = []
+    with MockEnvServer(game, faults=[Fault("drop_after", "step", nth=9)], capacity=3) as server:
+        rollout = TRLRollout(
+            lambda engine: OpenEnvScheduler(engine, base_url=server.base_url),
+            max_new_tokens=4,
+            make_engine=lambda trainer: ScriptedEngine(lambda request, turn: "go", make_tokenizer()),
+            on_batch=lambda outputs, step: batches.append(outputs),
+        )
+        trainer = train(rollout, per_device_train_batch_size=8, num_generations=8)
+        server.wait_until(lambda: server.sessions == 0)
+    (outputs,) = batches
+    rewards = [output.total_reward for output in outputs]
+    lost = rewards.index(None)
+    assert rewards[:lost] + rewards[lost + 1 :] == [3.0] * 7
+    assert outputs[lost].stop_reason is StopReason.ENV_LOST
+    sampled = (trainer.seen[0]["completion_mask"] * trainer.seen[0]["tool_mask"]).sum(1).tolist()
+    assert [count == 0 for count in sampled] == [index == lost for index in range(8)]
+    log = first_log(trainer)
+    assert (log["reward"], log["rollout/unscored"]) == (3.0, 1 / 8)
 
 
 @pytest.mark.parametrize("loss_type", ["dapo", "grpo", "dr_grpo"])
