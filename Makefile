@@ -8,8 +8,9 @@ SMOLLM2 := models/SmolLM2-135M-Instruct
 SMOLLM2_ARGS := --steps 1 --prompts-per-step 1 --num-generations 2 --max-turns 2 --max-new-tokens 48 --eval-games 0 \
   --grpo gradient_checkpointing=false --grpo save_strategy=no
 ARGS ?=
-# Nothing here needs a model hub; without these, libraries ask one for files that are on the disk.
-export HF_HUB_OFFLINE := 1
+# Nothing here needs a model hub; without this, libraries ask one for files that are on the disk. For a model of the hub:
+# make sudoku HF_HUB_OFFLINE=0 ARGS="--model …"
+export HF_HUB_OFFLINE ?= 1
 export HF_HUB_DISABLE_TELEMETRY := 1
 
 .PHONY: help setup sudoku smollm2 policy test check clean
@@ -20,8 +21,8 @@ help:  ## Show what there is.
 setup: $(STAMP)  ## Make the environment .venv.
 
 $(STAMP): pyproject.toml constraints-cpu.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
-	  { echo "Python 3.10 or newer is needed; $(PYTHON) is $$($(PYTHON) -V 2>&1). Name another: make PYTHON=python3.11"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Python 3.11 or newer is needed; $(PYTHON) is $$($(PYTHON) -V 2>&1). Name another: make PYTHON=python3.11"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints-cpu.txt -e '.[server,train,gguf,dev]'
 	@touch $(STAMP)

@@ -221,7 +221,7 @@ class RolloutScheduler:
     async def aclose(self) -> None:
         """End every trajectory that is still open and free what the scheduler holds. It can be used again."""
         for episode in list(self._episodes.values()):
-            episode.stop(StopReason.CANCELLED)
+            episode.fail(StopReason.CANCELLED, asyncio.CancelledError("the scheduler was closed"))
             await self._finish(episode)
 
     async def __aenter__(self) -> Self:

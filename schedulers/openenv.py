@@ -11,7 +11,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from openenv_client import EnvironmentFailedError, OpenEnvWrapper, ServerFullError, StepResult
@@ -105,9 +105,6 @@ class OpenEnvScheduler(GYMScheduler):
 
     # -- what a subclass for an environment overrides -----------------------------------------------
 
-    acts_on_cut_answers: ClassVar[bool] = False
-    """Whether an answer that the engine cut (``finish_reason`` "length") may hold a complete action."""
-
     def parse_action(self, text: str) -> dict[str, Any] | None:
         """The action that a completion stands for.
 
@@ -129,6 +126,14 @@ class OpenEnvScheduler(GYMScheduler):
         if isinstance(action, dict):
             return action
         return {"message": message} if message else None
+
+    def parse_cut_action(self, text: str) -> dict[str, Any] | None:
+        """The action of a completion that the engine cut (``finish_reason`` "length"); by default there is none.
+
+        Half an answer is not what the model meant to do. Override this for an environment whose actions show that they
+        are complete.
+        """
+        return None
 
     def format_observation(self, observation: dict[str, Any]) -> str:
         """What the model reads of an observation; by default its JSON."""
@@ -169,8 +174,8 @@ class OpenEnvScheduler(GYMScheduler):
 
     async def step_env(self, episode: Episode, choice: ChatCompletionResponseChoice) -> Transition:
         """Parse the completion and step the environment, unless it holds no action that the environment takes."""
-        cut = choice.finish_reason == "length" and not self.acts_on_cut_answers
-        action = None if cut else self.parse_action(choice.message.content)
+        parse = self.parse_cut_action if choice.finish_reason == "length" else self.parse_action
+        action = parse(choice.message.content)
         if action is not None:
             try:
                 result = await self._bridge.call(episode.env, episode.env.step, action)

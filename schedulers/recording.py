@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -14,7 +14,7 @@ from schedulers.types import RolloutOutput
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["SCHEMA_VERSION", "TrajectoryWriter", "read_trajectories"]
+__all__ = ["SCHEMA_VERSION", "TrajectoryWriter", "keep_trajectories", "read_trajectories"]
 
 SCHEMA_VERSION = 1
 _FIELDS = (
@@ -86,6 +86,22 @@ def read_trajectories(path: str | Path) -> Iterator[dict[str, Any]]:
             if version != SCHEMA_VERSION:
                 raise ValueError(f"{path}, line {number}: schema version {version}, this reader knows {SCHEMA_VERSION}")
             yield record
+
+
+def keep_trajectories(path: str | Path, wanted: Callable[[dict[str, Any]], bool]) -> None:
+    """Drop the records of a file that are not wanted, and a last line that was cut while it was written.
+
+    Args:
+        path: The file; nothing happens if there is none.
+        wanted: Whether to keep a record.
+    """
+    path = Path(path)
+    if not path.exists():
+        return
+    temporary = path.with_name(f"{path.name}.part")
+    with path.open(encoding="utf-8") as lines, temporary.open("w", encoding="utf-8") as kept:
+        kept.writelines(line for line in lines if line.endswith("\n") and wanted(json.loads(line)))
+    temporary.replace(path)
 
 
 def _jsonable(value: Any) -> Any:

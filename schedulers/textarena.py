@@ -103,7 +103,6 @@ class TextArenaScheduler(OpenEnvScheduler):
     """
 
     game_class: ClassVar[type[TextArenaGame]] = TextArenaGame
-    acts_on_cut_answers = True  # a move whose bracket was closed is complete, whatever was cut after it
 
     def __init__(
         self,
@@ -138,7 +137,7 @@ class TextArenaScheduler(OpenEnvScheduler):
         episode.state = game
         if episode.max_turns is None:
             episode.max_turns = game.max_turns
-        episode.rewards = game.rewards()
+        episode.rewards = self._rewards(game)
         return Start(game.prompt(), self.system_message, {"fingerprint": game.fingerprint})
 
     def observe_step(self, episode: Episode, action: dict[str, Any] | None, result: StepResult | None) -> Transition:
@@ -146,10 +145,16 @@ class TextArenaScheduler(OpenEnvScheduler):
         game: TextArenaGame = episode.state
         before = self._total(episode.rewards) if episode.step_rewards else 0.0
         game.record(episode.turns[-1].text, action, result)
-        episode.rewards = game.rewards()
+        episode.rewards = self._rewards(game)
         infos = {"environment_reward": game.environment_reward, **game.infos()}
         done = result is not None and result.done
         return Transition(game.prompt(), self._total(episode.rewards) - before, done, infos)
+
+    def _rewards(self, game: TextArenaGame) -> dict[str, float]:
+        rewards = game.rewards()
+        if unlisted := sorted(rewards.keys() - self.reward_weights.keys()):
+            raise ValueError(f"{type(game).__name__}.rewards() gives {unlisted}, which reward_names does not list")
+        return rewards
 
     def _total(self, rewards: Mapping[str, float]) -> float:
         return sum(self.reward_weights[name] * value for name, value in rewards.items())

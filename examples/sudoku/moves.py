@@ -38,9 +38,11 @@ def parse_move(text: str, finish_reason: str = "stop") -> ParsedMove:
         text: The completion.
         finish_reason: ``"length"`` when the engine cut it.
     """
-    triples = _TRIPLE.findall(visible_text(text))
-    if not triples:
-        return ParsedMove("truncated" if finish_reason == "length" else "none")
+    text = visible_text(text)
+    triples = _TRIPLE.findall(text)
+    cut = finish_reason == "length"
+    if not triples or (cut and "[" in text.rpartition("]")[2]):  # it was about to say another one
+        return ParsedMove("truncated" if cut else "none")
     move = Move(*(_number(digits) for digits in triples[-1]))
     return ParsedMove("move" if move.in_range else "out_of_range", move)
 

@@ -13,14 +13,14 @@ from examples.sudoku.rewards import REWARD_NAMES
 __all__ = ["comparison_table", "plot_rewards"]
 
 
-def comparison_table(before: Summary, after: Summary | None) -> Table:
-    """Solved, accepted moves and each reward, before training and after; one column when there is no after."""
-    columns = [("before", before)] + ([("after", after)] if after is not None else [])
-    table = Table(title=f"{before.games} held-out games" + (f", {before.unscored} unscored" if before.unscored else ""))
+def comparison_table(before: Summary, after: Summary) -> Table:
+    """Solved, accepted moves and each reward, before training and after."""
+    summaries = (before, after)
+    table = Table(title="held-out games")
     table.add_column("")
-    for title, _ in columns:
-        table.add_column(title, justify="right")
-    summaries = [summary for _, summary in columns]
+    for title, summary in (("before", before), ("after", after)):
+        table.add_column(title + (f" ({summary.unscored} unscored)" if summary.unscored else ""), justify="right")
+    table.add_row("games", *(str(summary.games) for summary in summaries))
     table.add_row("solved", *(_percent(summary.solved) for summary in summaries))
     table.add_row("accepted moves a game", *(_number(summary.accepted_moves) for summary in summaries))
     for name in REWARD_NAMES:

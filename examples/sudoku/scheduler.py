@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from examples.sudoku.board import Board, parse_board
 from examples.sudoku.hints import DIFFICULTIES, Difficulty, TriedMove
-from examples.sudoku.moves import parse_move
+from examples.sudoku.moves import ParsedMove, parse_move
 from examples.sudoku.prompts import FORMAT_REMINDER, SYSTEM_PROMPT, refusal, render_turn
 from examples.sudoku.rewards import REWARD_NAMES, Verdict, sudoku_rewards
 from openenv_client import StepResult
@@ -133,8 +133,15 @@ class SudokuScheduler(TextArenaScheduler):
 
     def parse_action(self, text: str) -> dict[str, Any] | None:
         """The canonical form of the move, which is all that is sent; None when there is none within the board."""
-        parsed = parse_move(text)
-        return {"message": str(parsed.move)} if parsed.status == "move" else None
+        return _action(parse_move(text))
+
+    def parse_cut_action(self, text: str) -> dict[str, Any] | None:
+        """The move of an answer that was cut after it; None when it was cut before or within its last move."""
+        return _action(parse_move(text, "length"))
+
+
+def _action(parsed: ParsedMove) -> dict[str, Any] | None:
+    return {"message": str(parsed.move)} if parsed.status == "move" else None
 
 
 def read_board(observation: Mapping[str, Any]) -> Board | None:

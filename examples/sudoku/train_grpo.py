@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import sys
@@ -17,7 +18,7 @@ if not __package__:  # run as a script: make the checkout importable
 from examples.sudoku.make_dataset import DATASET, HELD_OUT_SEED
 from examples.sudoku.training import RUNS, Failure, Settings, choose_folder, console, run
 
-EMBEDDED_POLICY = Path(__file__).with_name("policy")
+EMBEDDED_POLICY = Path(__file__).resolve().with_name("policy")
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -67,7 +68,7 @@ def main(
     micro_batch_size: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Games a forward pass; by default 8 (2 for other models).", rich_help_panel="Training"
+            min=1, help="Games a forward pass; by default at most 8 (2 for other models).", rich_help_panel="Training"
         ),
     ] = None,
     learning_rate: Annotated[
@@ -123,6 +124,7 @@ def main(
     The results folder holds trajectories.jsonl, metrics.json, rewards.png and the trained model.
     """
     embedded = Path(model).resolve() == EMBEDDED_POLICY
+    default_rate = 5e-4 if embedded else 1e-5 if lora else 1e-6
     # Stopping it any way cleans up as Ctrl-C does, which asyncio turns into a cancellation while it runs.
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
@@ -137,8 +139,8 @@ def main(
             steps=steps,
             prompts_per_step=prompts_per_step,
             num_generations=num_generations,
-            micro_batch_size=micro_batch_size or (8 if embedded else 2),
-            learning_rate=learning_rate or (5e-4 if embedded else 1e-5 if lora else 1e-6),
+            micro_batch_size=micro_batch_size or math.gcd(8 if embedded else 2, prompts_per_step * num_generations),
+            learning_rate=default_rate if learning_rate is None else learning_rate,
             beta=beta,
             temperature=temperature,
             max_new_tokens=max_new_tokens or (16 if embedded else 128),

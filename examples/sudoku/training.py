@@ -26,12 +26,15 @@ from examples.sudoku.rewards import REWARD_NAMES
 from examples.sudoku.scheduler import SudokuGame, SudokuScheduler
 from openenv_client import ConnectError, OpenEnvError, OpenEnvWrapper, ServerFullError
 from schedulers import EnvError, InferEngine, RequestConfig, RolloutError, RolloutOutput
-from schedulers.recording import TrajectoryWriter
+from schedulers.recording import TrajectoryWriter, keep_trajectories
 from server_scripts.launch import ServerProcess, ServerStartError
 
 __all__ = ["RUNS", "Failure", "Settings", "choose_folder", "console", "run"]
 
 RUNS = Path("outputs/sudoku")
+_METRICS = "metrics.json"
+_TRAJECTORIES = "trajectories.jsonl"
+_FREE_ON_RESUME = {"steps", "save_steps", "base_url", "max_concurrent_envs"}
 console = Console()
 
 
@@ -101,8 +104,8 @@ def choose_folder(output_dir: Path | None, *, resume: bool) -> Path:
     if output_dir is None:
         if not resume:
             return RUNS / datetime.now().strftime("%Y%m%d-%H%M%S")
-        output_dir = max(RUNS.glob("*/metrics.json"), default=RUNS / "metrics.json").parent
-    holds_run = (output_dir / "metrics.json").exists()
+        output_dir = max(RUNS.glob(f"*/{_METRICS}"), default=RUNS / _METRICS).parent
+    holds_run = (output_dir / _METRICS).exists()
     if resume and not holds_run:
         raise Failure(f"--resume: there is no run in {output_dir}")
     if holds_run and not resume:
@@ -119,9 +122,12 @@ def run(settings: Settings, folder: Path, *, resume: bool = False) -> None:
     settings.check()
     _quiet()
     started = time.monotonic()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Failure(f"--output-dir {folder}: {error}") from error
     model, tokenizer = load(settings.model)
     with environment(settings) as base_url:
-        folder.mkdir(parents=True, exist_ok=True)
         results = Results(folder, settings, resume=resume)
         try:
             with contextlib.closing(results):
@@ -368,13 +374,28 @@ class Results:
 
     def __post_init__(self) -> None:
         if self.resume:
-            saved = json.loads((self.folder / "metrics.json").read_text(encoding="utf-8"))
-            last = max((int(path.name.rpartition("-")[2]) for path in self.folder.glob("checkpoint-*")), default=0)
-            self.summaries = {key: value for key, value in saved["evaluation"].items() if key == "before"}
-            self.steps = [step for step in saved["steps"] if step["step"] <= last]
+            self._take_up()
         self._started = time.monotonic()
-        self._trajectories = TrajectoryWriter(self.folder / "trajectories.jsonl")
+        self._trajectories = TrajectoryWriter(self.folder / _TRAJECTORIES)
         self._save()
+
+    def _take_up(self) -> None:
+        """Take over what was done up to the last checkpoint; what came after it will be done again."""
+        saved = json.loads((self.folder / _METRICS).read_text(encoding="utf-8"))
+        now = json.loads(json.dumps(asdict(self.settings)))
+        for name in now.keys() - _FREE_ON_RESUME:
+            if now[name] != saved["settings"].get(name):
+                raise Failure(
+                    f"--resume: the run in {self.folder} has {name} {saved['settings'].get(name)!r}, "
+                    f"not {now[name]!r}; give the options that it was started with"
+                )
+        last = max((int(path.name.rpartition("-")[2]) for path in self.folder.glob("checkpoint-*")), default=0)
+        self.summaries = {key: value for key, value in saved["evaluation"].items() if key == "before"}
+        self.steps = [step for step in saved["steps"] if step["step"] <= last]
+        keep_trajectories(
+            self.folder / _TRAJECTORIES,
+            lambda record: record["phase"] in self.summaries or record.get("step", math.inf) <= last,
+        )
 
     def close(self) -> None:
         """Close the files."""
@@ -433,13 +454,13 @@ class Results:
         if "before" in self.summaries:
             before, after = (Summary(**self.summaries[phase]) for phase in ("before", "after"))
             console.print(comparison_table(before, after))
-        for what, name in (("trajectories", "trajectories.jsonl"), ("metrics", "metrics.json"), ("model", "model")):
+        for what, name in (("trajectories", _TRAJECTORIES), ("metrics", _METRICS), ("model", "model")):
             console.print(f"{what:13}{self.folder / name}", highlight=False, soft_wrap=True)
         console.print(f"{'plot':13}{plot}", highlight=False, soft_wrap=True)
         console.print(f"finished in {seconds:.0f} s", highlight=False)
 
     def _save(self) -> None:
         content = {"settings": asdict(self.settings), "evaluation": self.summaries, "steps": self.steps}
-        temporary = self.folder / "metrics.json.part"
+        temporary = self.folder / f"{_METRICS}.part"
         temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        temporary.replace(self.folder / "metrics.json")
+        temporary.replace(self.folder / _METRICS)

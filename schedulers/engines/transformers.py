@@ -215,8 +215,18 @@ class TransformersEngine:
             groups.setdefault((row.config.temperature, row.config.top_p, row.config.top_k), []).append(row)
         for group in groups.values():
             group.sort(key=lambda row: len(row.prompt))  # neighbours of like length need the least padding
-            for start in range(0, len(group), self.max_batch_size):
-                yield group[start : start + self.max_batch_size]
+            batch: list[_Row] = []
+            for row in group:
+                if batch and (len(batch) == self.max_batch_size or not self._fits([*batch, row])):
+                    yield batch
+                    batch = []
+                batch.append(row)
+            yield batch
+
+    def _fits(self, batch: list[_Row]) -> bool:
+        """Whether the padded prompts and the longest completion stay within the context."""
+        longest = max(len(row.prompt) for row in batch) + max(row.max_tokens for row in batch)
+        return self.max_model_len is None or longest <= self.max_model_len
 
     def _sample(self, batch: list[_Row]) -> None:
         batch = [row for row in batch if row.sampled.set_running_or_notify_cancel() and not row.abandoned]

@@ -9,7 +9,7 @@ import pytest
 
 from openenv_client import StepResult
 from openenv_client.testing import MockEnvServer, reply
-from schedulers import RolloutOutput, StopReason, TextArenaGame, TextArenaScheduler, multi_turns
+from schedulers import RolloutError, RolloutOutput, StopReason, TextArenaGame, TextArenaScheduler, multi_turns
 from schedulers.engines import ScriptedEngine
 from schedulers.textarena import observation_text, visible_text
 
@@ -181,6 +181,22 @@ async def test_scheduler_limits_turns_or_leaves_it_to_the_game(max_turns: int | 
 
 def test_system_message_replaces_the_games() -> None:
     assert PatientScheduler(system_message="Other rules.").system_message == "Other rules."
+
+
+async def test_component_that_is_not_listed_is_an_error() -> None:
+    class Loose(TextArenaGame):
+        def rewards(self) -> dict[str, float]:
+            return {"luck": 1.0}
+
+    class LooseScheduler(TextArenaScheduler):
+        game_class = Loose
+
+    with MockEnvServer([reply(news("Guess."))]) as server:
+        async with LooseScheduler(ScriptedEngine(["[1]"])) as scheduler:
+            with pytest.raises(
+                RolloutError, match=r"Loose.rewards\(\) gives \['luck'\], which reward_names does not list"
+            ):
+                await scheduler.async_infer([{"env_config": {"base_url": server.base_url}}])
 
 
 def test_weights_of_unknown_components_are_refused() -> None:

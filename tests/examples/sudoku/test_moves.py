@@ -53,6 +53,14 @@ def test_forms(text: str, move: Move | None) -> None:
     assert (parsed.status, parsed.move) == (("move", move) if move else ("none", None))
 
 
+def test_an_answer_that_was_cut() -> None:
+    """L14: a move that was complete when the answer was cut counts; one that another was about to replace does not."""
+    assert parse_move("[5 3 7] because", "length").move == Move(5, 3, 7)
+    assert parse_move("maybe [5 3 7], but that clashes, so [1 2", "length").status == "truncated"
+    assert SudokuScheduler().parse_cut_action("[5 3 7] because") == {"message": "[5 3 7]"}
+    assert SudokuScheduler().parse_cut_action("maybe [5 3 7], so [1 2") is None
+
+
 def test_range_is_judged_after_parsing() -> None:
     """An out-of-range last triple does not fall back to an earlier one."""
     assert parse_move("[1 2 3] no, [0 0 7]") == parse_move("[0 0 7]")

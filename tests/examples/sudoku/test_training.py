@@ -50,7 +50,7 @@ SETTINGS = Settings(
     eval_seed=1_000_000,
     grpo={},
 )
-FEW = ["--prompts-per-step", "1", "--num-generations", "4", "--micro-batch-size", "4", "--eval-games", "4"]
+FEW = ["--prompts-per-step", "1", "--num-generations", "4", "--eval-games", "4"]
 
 
 def train(*options: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -71,7 +71,7 @@ def sudoku(environment_server: Callable[..., ServerProcess]) -> ServerProcess:
 
 def test_a_run_and_its_continuation(tmp_path: Path) -> None:
     """A run of one step prints the table and leaves everything on disk; --resume adds the second step."""
-    first = train(*FEW, "--steps", "1", "--save-steps", "1", cwd=tmp_path)
+    first = train(*FEW, "--steps", "1", "--save-steps", "1", cwd=tmp_path)  # a checkpoint after each step
     assert first.returncode == 0, first.stdout + first.stderr
     (folder,) = (tmp_path / "outputs" / "sudoku").iterdir()
     for label in ("solved", "accepted moves a game", *REWARD_NAMES):
@@ -89,7 +89,7 @@ def test_a_run_and_its_continuation(tmp_path: Path) -> None:
     assert metrics["evaluation"]["before"]["games"] == metrics["evaluation"]["after"]["games"] == 4
     records = list(read_trajectories(folder / "trajectories.jsonl"))
     phases = [record["phase"] for record in records]
-    assert [phases.count(phase) for phase in ("before", "train", "after")] == [4, 8, 8]
+    assert [phases.count(phase) for phase in ("before", "train", "after")] == [4, 8, 4]
     for record in records:
         infos = record["rollout_infos"]
         assert infos["total_reward"] == pytest.approx(sum(infos["step_rewards"]))
@@ -186,6 +186,27 @@ def test_a_batch_without_a_scored_game(tmp_path: Path, capsys: pytest.CaptureFix
     (step,) = json.loads((tmp_path / "metrics.json").read_text())["steps"]
     assert (step["total"], step["solved"], step["unscored"], step["trainer"]) == (None, None, 2, {})
     assert "no game was scored" in capsys.readouterr().out
+
+
+def test_a_run_is_resumed_with_its_own_options_only(tmp_path: Path) -> None:
+    """What was done after the last checkpoint is dropped, and another model is refused by name."""
+    played = RolloutOutput(None, [], rollout_infos={"total_reward": None, "stop_reason": "env_lost", "num_turns": 0})
+    results = Results(tmp_path, SETTINGS)
+    results.add_evaluation("before", [played])
+    for step in (1, 2):
+        results.add_batch([played], step - 1)
+        results.finish_step(step, {"loss": 0.0})
+    results.close()
+    with (tmp_path / "trajectories.jsonl").open("a") as file:
+        file.write('{"schema_version": 1, "phase": "tr')
+    (tmp_path / "checkpoint-1").mkdir()
+    with pytest.raises(Failure, match=r"has model .*policy', not 'other'"):
+        Results(tmp_path, replace(SETTINGS, model="other"), resume=True)
+    resumed = Results(tmp_path, replace(SETTINGS, steps=9), resume=True)
+    resumed.close()
+    assert [step["step"] for step in resumed.steps] == [1]
+    records = list(read_trajectories(tmp_path / "trajectories.jsonl"))
+    assert [(record["phase"], record.get("step")) for record in records] == [("before", None), ("train", 1)]
 
 
 def test_settings_are_checked_by_name() -> None:

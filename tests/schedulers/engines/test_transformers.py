@@ -260,6 +260,20 @@ async def test_without_max_tokens_a_completion_fills_the_context(tokenizer: Any)
     assert len(ids_of(response)) == 21
 
 
+async def test_a_batch_stays_within_the_context(tokenizer: Any) -> None:
+    """A long prompt and a short one with much to say are not sampled together where that would pass the context."""
+    config = transformers.GPT2Config(
+        vocab_size=46, n_embd=16, n_layer=1, n_head=2, n_positions=24, bos_token_id=None, eos_token_id=END
+    )
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    model.generation_config.eos_token_id = None
+    generate = Generate(model)
+    engine = TransformersEngine(model, tokenizer)
+    responses = await sample_all(engine, [[7] * 20, [7, 8], [7, 8]], RequestConfig(temperature=0))
+    assert [len(ids_of(response)) for response in responses] == [4, 22, 22]
+    assert generate.rows == [2, 1]
+
+
 async def test_a_stop_string_ends_the_text_before_it_and_keeps_all_ids(tokenizer: Any) -> None:
     engine = TransformersEngine(endless(), tokenizer)
     whole = (await sample_all(engine, [PROMPTS[1]], RequestConfig(max_tokens=12, temperature=0)))[0]
