@@ -91,8 +91,9 @@ class TRLRollout:
         stop: Texts that end a turn.
         make_engine: Called once with the trainer. By default a ``TransformersEngine`` samples from the very model that
             is being trained, so its weights are always in step.
-        max_failed_batches: After this many batches in a row without one scored trajectory training stops.
-        on_batch: Called after each batch with its outputs and the trainer's step, for instance to record them.
+        max_attempts: A batch without one scored trajectory is played again, so often in all, before training stops: it
+            could teach nothing, and yet an optimizer with momentum would move the weights.
+        on_batch: Called for each batch with its outputs and the trainer's step, for instance to record them.
 
     Raises:
         ValueError: A number is below 1.
@@ -105,22 +106,21 @@ class TRLRollout:
         max_new_tokens: int,
         stop: Sequence[str] = (),
         make_engine: Callable[[Any], InferEngine] | None = None,
-        max_failed_batches: int = 3,
+        max_attempts: int = 3,
         on_batch: Callable[[list[RolloutOutput], int], None] | None = None,
     ) -> None:
-        for name, value in (("max_new_tokens", max_new_tokens), ("max_failed_batches", max_failed_batches)):
+        for name, value in (("max_new_tokens", max_new_tokens), ("max_attempts", max_attempts)):
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")
         self.max_new_tokens = max_new_tokens
         self.stop = tuple(stop)
-        self.max_failed_batches = max_failed_batches
+        self.max_attempts = max_attempts
         self._make_scheduler = make_scheduler
         self._make_engine = make_engine
         self._on_batch = on_batch
         self._trainer: Any = None
         self._scheduler: Scheduler | None = None
         self._loop: _LoopThread | None = None
-        self._failed_batches = 0
         self._warned: set[str] = set()
 
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
@@ -136,25 +136,36 @@ class TRLRollout:
             functions.
 
         Raises:
-            NoScoredRolloutError: See ``max_failed_batches``.
+            NoScoredRolloutError: See ``max_attempts``.
             ValueError: The trainer samples in a way that ``RequestConfig`` has no word for, or the scheduler gives
                 other than one trajectory, with its token ids, for each prompt.
         """
-        requests = [_request(prompt) for prompt in prompts]
         config = self._request_config(trainer.args)
         scheduler, loop = self._start(trainer)
         with self._weights(trainer):
-            outputs = loop.run(scheduler.async_infer(requests, config, use_tqdm=False))
-        if len(outputs) != len(prompts):
-            raise ValueError(
-                f"{type(scheduler).__name__} gave {len(outputs)} trajectories for {len(prompts)} prompts; "
-                "TRL takes exactly one for each"
-            )
+            outputs = self._play(prompts, config, scheduler, loop)
         if self._on_batch is not None:
             self._on_batch(outputs, trainer.state.global_step)
+        if not _any_scored(outputs):
+            raise NoScoredRolloutError(
+                f"a batch had no trajectory with a reward in {self.max_attempts} attempts. Check that the environment "
+                f"server is up. The first trajectory failed with {outputs[0].error}"
+            ) from outputs[0].exception
         self._warn_of_mixed_groups(prompts, outputs)
-        self._count_failed_batches(outputs)
         return self._columns(outputs, trainer)
+
+    def _play(
+        self, prompts: list[Any], config: RequestConfig, scheduler: Scheduler, loop: _LoopThread
+    ) -> list[RolloutOutput]:
+        """Play a batch, again if nothing of it was scored."""
+        for attempt in range(1, self.max_attempts + 1):
+            requests = [_request(prompt) for prompt in prompts]
+            outputs = loop.run(scheduler.async_infer(requests, config, use_tqdm=False))
+            _check(outputs, prompts, scheduler)
+            if _any_scored(outputs):
+                break
+            logger.warning("attempt %d of %d gave no scored trajectory", attempt, self.max_attempts)
+        return outputs
 
     def close(self) -> None:
         """Close the scheduler and end the thread. A later call starts both again."""
@@ -225,18 +236,6 @@ class TRLRollout:
                     "and check that the environment honours it",
                 )
 
-    def _count_failed_batches(self, outputs: list[RolloutOutput]) -> None:
-        if not outputs or any(output.total_reward is not None for output in outputs):
-            self._failed_batches = 0
-            return
-        self._failed_batches += 1
-        if self._failed_batches >= self.max_failed_batches:
-            raise NoScoredRolloutError(
-                f"{self._failed_batches} batches in a row had no trajectory with a reward. Check that the environment "
-                f"server is up; max_failed_batches sets how many to bear. The first failure of this batch: "
-                f"{outputs[0].error}"
-            ) from outputs[0].exception
-
     def _columns(self, outputs: list[RolloutOutput], trainer: Any) -> dict[str, Any]:
         pad_id = _tokenizer_of(trainer).pad_token_id
         rows = [_Row.of(output, pad_id) for output in outputs]
@@ -263,6 +262,25 @@ class TRLRollout:
         if key not in self._warned:
             self._warned.add(key)
             logger.warning(text)
+
+
+def _any_scored(outputs: list[RolloutOutput]) -> bool:
+    return not outputs or any(output.total_reward is not None for output in outputs)
+
+
+def _check(outputs: list[RolloutOutput], prompts: list[Any], scheduler: Scheduler) -> None:
+    """Refuse what a ``run`` of the user's own may have left out."""
+    name = type(scheduler).__name__
+    if len(outputs) != len(prompts):
+        raise ValueError(
+            f"{name} gave {len(outputs)} trajectories for {len(prompts)} prompts; TRL takes exactly one for each"
+        )
+    for output in outputs:
+        if missing := sorted({"num_turns", "stop_reason", "total_reward"} - output.rollout_infos.keys()):
+            raise ValueError(
+                f"the rollout_infos of an output of {name} lack {', '.join(missing)}; a run() of your own must report "
+                "them, and the output's prompt_token_ids, completion_token_ids, completion_mask and completion_logprobs"
+            )
 
 
 @dataclass(frozen=True)
