@@ -115,7 +115,7 @@ class OpenEnvWrapper:
         reset_timeout: float = 60.0,
         step_timeout: float = 60.0,
         close_timeout: float = 1.0,
-        open_deadline: float = 120.0,
+        open_deadline: float = 60.0,
         capacity_timeout: float = 300.0,
         max_message_size: int = 64 * 2**20,
         headers: Mapping[str, str] | None = None,

@@ -199,19 +199,17 @@ class Episode:
         return list(turn.loss_mask) if self.scored else [0] * len(turn.loss_mask)
 
     def _own_infos(self) -> dict[str, Any]:
-        infos: dict[str, Any] = {
+        return {
             "num_turns": len(self.turns),
             "stop_reason": None if self.stop_reason is None else self.stop_reason.value,
             "total_reward": self.total_reward,
             "step_rewards": list(self.step_rewards),
             "error": None if self.exception is None else f"{type(self.exception).__name__}: {self.exception}",
+            "rewards": dict(self.rewards) if self.scored else {},
             "segments": len(self.segments),
             "sampling_seconds": round(self.sampling_seconds, 6),
             "environment_seconds": round(self.environment_seconds, 6),
         }
-        if self.rewards:
-            infos["rewards"] = dict(self.rewards) if self.scored else {}
-        return infos
 
 
 def choice_logprobs(choice: ChatCompletionResponseChoice) -> tuple[float, ...] | None:

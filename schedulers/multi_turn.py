@@ -152,9 +152,12 @@ class RolloutScheduler:
             The outputs in the order of the requests; where ``run`` returns several, they stand in its request's place.
 
         Raises:
+            TypeError: A request is neither a ``RolloutInferRequest`` nor a row.
             ValueError: ``n`` is not 1, or two requests have the same uuid.
             RolloutError: Every trajectory ended in an exception that is not the environment's.
         """
+        if isinstance(infer_requests, (Mapping, RolloutInferRequest)):
+            raise TypeError(f"async_infer takes a list of requests, not one {type(infer_requests).__name__}")
         config = request_config or RequestConfig()
         if config.n != 1:
             raise ValueError(f"request_config.n must be 1, not {config.n}; for a group of n, pass each request n times")
@@ -406,13 +409,17 @@ class RolloutScheduler:
     def _fail(self, episode: Episode, reason: StopReason, error: Exception) -> None:
         """End a trajectory as unscored and say so in the log."""
         episode.fail(reason, error)
+        # A server that is gone fails every trajectory alike: the first traceback says where, the others are one line.
+        kind = type(error).__name__
+        known = isinstance(error, OpenEnvError) and kind in self._warned
+        self._warned.add(kind)
         logger.error(
             "trajectory %s ended unscored in turn %d (%s): %s",
             episode.request.uuid,
             len(episode.turns),
             reason,
             error,
-            exc_info=error,
+            exc_info=None if known else error,
         )
 
     def _check_uuids(self, requests: list[RolloutInferRequest]) -> None:
@@ -482,4 +489,5 @@ def _progress_bar(total: int, *, required: bool) -> Any:
         if required:
             raise ImportError('use_tqdm=True needs tqdm: pip install "openenv-client[cli]"') from error
         return None
-    return tqdm(total=total, desc="rollouts", unit="trajectory", leave=False)
+    # None: where nobody watches, in a log file, there is no bar.
+    return tqdm(total=total, desc="rollouts", unit="trajectory", leave=False, disable=False if required else None)

@@ -241,8 +241,9 @@ class _Bridge:
         while True:
             try:
                 return await self.call(wrapper, wrapper.reset)
-            except ServerFullError:
+            except ServerFullError as error:
                 if loop.time() >= deadline:
+                    error.remedy = "Start the server with more sessions (--max-concurrent-envs), or raise slot_timeout."
                     raise
             jitter = random.uniform(0.5, 1.0)
             await self._slot_freed(min(delay * jitter, max(deadline - loop.time(), 0.0)))

@@ -47,7 +47,10 @@ class TextArenaGame:
 
     @property
     def fingerprint(self) -> str:
-        """Tells whether two trajectories began with the same game."""
+        """Tells whether two trajectories began with the same game.
+
+        By default a hash of the first text, which tells nothing about what a game keeps hidden.
+        """
         return fingerprint(self._first_text)
 
     @property

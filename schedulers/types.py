@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import uuid as _uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias
 
@@ -80,12 +80,16 @@ class RolloutInferRequest:
         """Make a request of a dataset row: known keys become fields, all others go to ``data_dict``.
 
         Raises:
-            TypeError: ``messages`` is not a list of messages.
+            TypeError: The row is no mapping, ``messages`` is not a list of messages, or ``env_config`` is no mapping.
         """
+        if not isinstance(row, Mapping):
+            raise TypeError(f"a request must be a RolloutInferRequest or a row with 'messages', not {row!r}")
         known = {f.name for f in fields(cls)}
         messages = row.get("messages") or []
-        if not isinstance(messages, Sequence) or isinstance(messages, str):
-            raise TypeError(f"'messages' of a row must be a list of chat messages, not {type(messages).__name__}")
+        if not isinstance(messages, (list, tuple)) or not all(isinstance(message, Mapping) for message in messages):
+            raise TypeError(f"'messages' of a row must be a list of {{'role': …, 'content': …}}, not {messages!r}")
+        if not isinstance(row.get("env_config") or {}, Mapping):
+            raise TypeError(f"'env_config' of a row must be a mapping, not {row['env_config']!r}")
         extras = {key: value for key, value in row.items() if key not in known}
         kwargs: dict[str, Any] = {"messages": [dict(message) for message in messages]}
         if row.get("uuid") is not None:

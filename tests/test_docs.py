@@ -54,7 +54,8 @@ def test_add_a_game(environment_server: Callable[..., ServerProcess], tmp_path: 
     server = environment_server(env_id="GuessTheNumber-v0", max_concurrent_envs=4)
     game, play = snippets("docs/how-to/add-a-game.md")
     assert len(game.splitlines()) < 48
-    output = run(game + play, server.base_url, tmp_path)
+    (tmp_path / "guess.py").write_text(game)
+    output = run(play, server.base_url, tmp_path)
     assert output.startswith("env_done {'narrowing_reward': ")
 
 

@@ -45,7 +45,11 @@ def main(
         str, typer.Option(help="Which Sudoku the server plays, when it is started here.", rich_help_panel="Environment")
     ] = "Sudoku-v0-very-easy",
     difficulty: Annotated[
-        str, typer.Option(help="Hints: easy (all), medium (candidates), hard (none).", rich_help_panel="Environment")
+        str,
+        typer.Option(
+            help="Hints: easy (all), medium (candidates), hard (none). The embedded policy knows easy.",
+            rich_help_panel="Environment",
+        ),
     ] = "easy",
     max_turns: Annotated[
         int | None,

@@ -122,19 +122,21 @@ def run(settings: Settings, folder: Path, *, resume: bool = False) -> None:
     settings.check()
     _quiet()
     started = time.monotonic()
+    rows = load_rows(settings)
+    model, tokenizer = load(settings.model)
+    config = trainer_config(settings, folder, small=sum(weight.numel() for weight in model.parameters()) < 10_000_000)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise Failure(f"--output-dir {folder}: {error}") from error
-    model, tokenizer = load(settings.model)
     with environment(settings) as base_url:
         results = Results(folder, settings, resume=resume)
         try:
             with contextlib.closing(results):
-                _train_and_evaluate(settings, base_url, model, tokenizer, results, resume=resume)
+                _train_and_evaluate(config, base_url, rows, model, tokenizer, results)
         except BaseException:
-            note = f"stopped; what there is so far is in {folder} (--resume goes on from its last checkpoint)"
-            console.print(note, soft_wrap=True)
+            saved = " (--resume goes on from its last checkpoint)" if results.checkpoint else ""
+            console.print(f"stopped; what there is so far is in {folder}{saved}", soft_wrap=True)
             raise
     results.show(seconds=time.monotonic() - started)
 
@@ -146,18 +148,33 @@ def _quiet() -> None:
 
 
 def _train_and_evaluate(
-    settings: Settings, base_url: str, model: Any, tokenizer: Any, results: Results, *, resume: bool
+    config: Any, base_url: str, rows: list[dict[str, Any]], model: Any, tokenizer: Any, results: Results
 ) -> None:
-    from schedulers.engines.transformers import TransformersEngine
-    from schedulers.trainers.trl import NoScoredRolloutError, TRLRollout
+    from transformers import PrinterCallback
+    from trl import GRPOTrainer
 
+    from schedulers.engines.transformers import TransformersEngine
+    from schedulers.trainers.trl import NoScoredRolloutError, TRLRollout, reward_functions, trl_dataset
+
+    settings = results.settings
     rollout = TRLRollout(
         lambda engine: make_scheduler(settings, engine),
         max_new_tokens=settings.max_new_tokens,
         on_batch=results.add_batch,
     )
     with rollout:
-        trainer = make_trainer(settings, results, base_url, model, tokenizer, rollout)
+        trainer = GRPOTrainer(
+            model=model,
+            args=config,
+            reward_funcs=reward_functions(*REWARD_NAMES),
+            train_dataset=trl_dataset(rows, env_config={"base_url": base_url}),
+            processing_class=tokenizer,
+            rollout_func=rollout,
+            callbacks=[_reporter(results)],
+            peft_config=_lora(settings),
+        )
+        trainer.remove_callback(PrinterCallback)
+        trainer.create_model_card = lambda *_, **__: None  # TRL's would say that it comes from the model "None"
         policy = trainer.accelerator.unwrap_model(trainer.model)
         engine = TransformersEngine(policy, tokenizer)
         try:
@@ -166,8 +183,7 @@ def _train_and_evaluate(
                 f"training: {settings.steps} steps of {settings.prompts_per_step} puzzles "
                 f"x {settings.num_generations} games"
             )
-            checkpoints = list(results.folder.glob("checkpoint-*"))
-            trainer.train(resume_from_checkpoint=True if resume and checkpoints else None)
+            trainer.train(resume_from_checkpoint=True if results.checkpoint else None)
         except (NoScoredRolloutError, RolloutError) as error:
             raise Failure(str(error)) from error
     policy.save_pretrained(results.folder / "model")
@@ -202,71 +218,78 @@ def make_scheduler(settings: Settings, engine: InferEngine) -> SudokuScheduler:
         reward_weights=settings.reward_weights,
         max_concurrent_envs=settings.max_concurrent_envs,
         max_trajectory_tokens=settings.max_completion_length,
+        env_settings={"open_deadline": 30},
     )
 
 
-def make_trainer(settings: Settings, results: Results, base_url: str, model: Any, tokenizer: Any, rollout: Any) -> Any:
-    """TRL's trainer, set up for one update for each batch of games.
+def load_rows(settings: Settings) -> list[dict[str, Any]]:
+    """The training puzzles.
 
     Raises:
-        Failure: ``--grpo`` names no field of ``GRPOConfig``, a value does not fit, or the dataset is none.
+        Failure: The file is no such dataset.
+    """
+    from schedulers.trainers.trl import read_rows
+
+    try:
+        return list(read_rows(settings.dataset))
+    except (TypeError, ValueError) as error:  # a file that is no text is a ValueError, too
+        raise Failure(f"--dataset {settings.dataset}: {error}") from error
+
+
+def trainer_config(settings: Settings, folder: Path, *, small: bool) -> Any:
+    """TRL's settings, for one update for each batch of games.
+
+    Args:
+        settings: The options.
+        folder: The run's.
+        small: The model is so small that time counts for more than memory.
+
+    Raises:
+        Failure: ``--grpo`` names no field of ``GRPOConfig`` or one that has its own option, or a value does not fit.
     """
     import torch
-    from transformers import PrinterCallback
-    from trl import GRPOConfig, GRPOTrainer
+    from trl import GRPOConfig
 
-    from schedulers.trainers.trl import reward_functions, trl_dataset
-
-    small = sum(parameter.numel() for parameter in model.parameters()) < 10_000_000
-    options: dict[str, Any] = {
-        "output_dir": str(results.folder),
+    own = {
+        "output_dir": str(folder),
         "max_steps": settings.steps,
         "per_device_train_batch_size": settings.micro_batch_size,
         "gradient_accumulation_steps": settings.games_per_step // settings.micro_batch_size,
         "num_generations": settings.num_generations,
         "learning_rate": settings.learning_rate,
-        # By its own spread, a group of which nearly all solve the puzzle would turn one miss into a huge advantage.
-        "scale_rewards": "batch",
         "beta": settings.beta,
         "temperature": settings.temperature,
         "max_completion_length": settings.max_completion_length,
         "reward_weights": [float(settings.reward_weights.get(name, 1.0)) for name in REWARD_NAMES],
         "seed": settings.seed,
         "save_steps": settings.save_steps,
-        "save_total_limit": 2,
         "logging_steps": 1,
-        "report_to": "none",
         "disable_tqdm": True,  # the run reports in its own words
+    }
+    defaults = {
+        # By its own spread, a group of which nearly all solve the puzzle would turn one miss into a huge advantage.
+        "scale_rewards": "batch",
+        "save_total_limit": 2,
+        "report_to": "none",
         "bf16": torch.cuda.is_available() and torch.cuda.is_bf16_supported(),
         "use_cpu": not torch.cuda.is_available(),
-        "gradient_checkpointing": not small,  # it has memory to spare and time to win
+        "gradient_checkpointing": not small,
     }
+    fields = GRPOConfig.__dataclass_fields__
+    for name, value in settings.grpo.items():
+        if name not in fields:
+            near = difflib.get_close_matches(name, fields, n=3)
+            hint = f"; did you mean {', '.join(near)}?" if near else ""
+            raise Failure(f"--grpo {name}: GRPOConfig has no such field{hint}")
+        if name in own:
+            raise Failure(f"--grpo {name}: this field is set by the other options; see --help")
+        if isinstance(fields[name].default, (bool, int, float)) and not isinstance(value, (bool, int, float)):
+            raise Failure(f"--grpo {name}={value!r}: this field takes a {type(fields[name].default).__name__}")
     try:
-        config = GRPOConfig(**{**options, **settings.grpo})
-    except TypeError as error:
-        names = list(GRPOConfig.__dataclass_fields__)
-        unknown = [name for name in settings.grpo if name not in names]
-        near = difflib.get_close_matches(unknown[0], names, n=3) if unknown else []
-        hint = f"did you mean {', '.join(near)}?" if near else str(error)
-        raise Failure(f"--grpo {' '.join(unknown)}: GRPOConfig has no such field; {hint}") from error
-    except ValueError as error:
-        raise Failure(f"GRPOConfig: {error}") from error
-    try:
-        dataset = trl_dataset(settings.dataset, env_config={"base_url": base_url})
-    except (TypeError, ValueError) as error:
-        raise Failure(f"--dataset {settings.dataset}: {error}") from error
-    trainer = GRPOTrainer(
-        model=model,
-        args=config,
-        reward_funcs=reward_functions(*REWARD_NAMES),
-        train_dataset=dataset,
-        processing_class=tokenizer,
-        rollout_func=rollout,
-        callbacks=[_reporter(results)],
-        peft_config=_lora(settings),
-    )
-    trainer.remove_callback(PrinterCallback)
-    return trainer
+        return GRPOConfig(**{**own, **defaults, **settings.grpo})
+    except (ImportError, TypeError, ValueError) as error:
+        given = ", ".join(f"{name}={value!r}" for name, value in settings.grpo.items())
+        raise Failure(f"GRPOConfig does not take these options{given and f' (--grpo {given})'}: {error}") from error
 
 
 def load(name: str) -> tuple[Any, Any]:
@@ -304,7 +327,15 @@ def environment(settings: Settings) -> Iterator[str]:
         Failure: It cannot be started or reached, or plays something else.
     """
     if settings.base_url is not None:
-        _check_server(settings.base_url)
+        try:
+            _check_server(settings.base_url)
+        except ConnectError as error:
+            start = "python server_scripts/start_sudoku_server.py"
+            raise Failure(
+                f"--base-url: {error} Leave it out to have a server started, or start one: {start}"
+            ) from error
+        except (OpenEnvError, EnvError) as error:
+            raise Failure(f"--base-url {settings.base_url}: {error}") from error
         yield settings.base_url
         return
     sessions = max(settings.games_per_step, settings.eval_games, 1)
@@ -315,23 +346,27 @@ def environment(settings: Settings) -> Iterator[str]:
         raise Failure(f"the environment server did not start. {error}") from error
     try:
         console.print(f"server: {settings.env_id} at {server.base_url}")
+        try:
+            _check_server(server.base_url)
+        except (OpenEnvError, EnvError) as error:
+            raise Failure(f"--env-id {settings.env_id}: {error}") from error
         yield server.base_url
     finally:
         server.stop()
 
 
 def _check_server(base_url: str) -> None:
-    """Play the first frame of a game, so that a wrong address shows now and not as unscored games."""
+    """Play the first frame of a game, so that a wrong server shows now and not as unscored games.
+
+    Raises:
+        OpenEnvError: It cannot be reached.
+        EnvError: It plays something else.
+    """
     try:
         with OpenEnvWrapper(base_url=base_url, open_deadline=5, capacity_timeout=0) as env:
             SudokuGame(env.reset(seed=HELD_OUT_SEED).observation)
     except ServerFullError as error:
         console.print(f"[yellow]{error}[/] Games will wait for free sessions.")
-    except ConnectError as error:
-        start = "python server_scripts/start_sudoku_server.py"
-        raise Failure(f"--base-url: {error} Leave --base-url out to have one started, or start one: {start}") from error
-    except (OpenEnvError, EnvError) as error:
-        raise Failure(f"--base-url {base_url}: {error}") from error
 
 
 def _lora(settings: Settings) -> Any:
@@ -389,7 +424,7 @@ class Results:
                     f"--resume: the run in {self.folder} has {name} {saved['settings'].get(name)!r}, "
                     f"not {now[name]!r}; give the options that it was started with"
                 )
-        last = max((int(path.name.rpartition("-")[2]) for path in self.folder.glob("checkpoint-*")), default=0)
+        last = self.checkpoint
         self.summaries = {key: value for key, value in saved["evaluation"].items() if key == "before"}
         self.steps = [step for step in saved["steps"] if step["step"] <= last]
         keep_trajectories(
@@ -400,6 +435,11 @@ class Results:
     def close(self) -> None:
         """Close the files."""
         self._trajectories.close()
+
+    @property
+    def checkpoint(self) -> int:
+        """The step of the last checkpoint; 0 without one."""
+        return max((int(path.name.rpartition("-")[2]) for path in self.folder.glob("checkpoint-*")), default=0)
 
     def add_evaluation(self, phase: str, outputs: Sequence[RolloutOutput]) -> None:
         """Keep the held-out games of ``before`` or ``after``."""

@@ -24,7 +24,7 @@ import asyncio
 import json
 import logging
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +45,15 @@ except ImportError as error:
 if TYPE_CHECKING:
     from typing_extensions import Self  # in typing from Python 3.11 on
 
-__all__ = ["NoScoredRolloutError", "RewardFunction", "Scheduler", "TRLRollout", "reward_functions", "trl_dataset"]
+__all__ = [
+    "NoScoredRolloutError",
+    "RewardFunction",
+    "Scheduler",
+    "TRLRollout",
+    "read_rows",
+    "reward_functions",
+    "trl_dataset",
+]
 
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -395,7 +403,7 @@ def trl_dataset(
         ValueError: There are no rows, or a line of the file is not JSON.
         TypeError: A row is not as described; the message names it.
     """
-    rows = list(_read_jsonl(Path(source)) if isinstance(source, (str, Path)) else source)
+    rows = list(read_rows(source) if isinstance(source, (str, Path)) else source)
     if not rows:
         raise ValueError("the dataset has no rows")
     extra_columns = dict.fromkeys(key for row in rows for key in row if key not in _CONSUMED)
@@ -447,16 +455,23 @@ def _name_of(prompt: Any) -> str:
     return f"row {last['row']}, env_config {config}" if "row" in last else f"the row with env_config {config}"
 
 
-def _read_jsonl(path: Path) -> Iterable[Mapping[str, Any]]:
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        if line.strip():
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{path}, line {number} is not JSON: {error}") from error
-            if not isinstance(row, dict):
-                raise TypeError(f"{path}, line {number} is not a JSON object")
-            yield row
+def read_rows(path: str | Path) -> Iterator[dict[str, Any]]:
+    """The rows of a JSONL file.
+
+    Raises:
+        ValueError: A line is not JSON; names it.
+        TypeError: A line is not a row.
+    """
+    with Path(path).open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                try:
+                    row = json.loads(line)
+                except json.JSONDecodeError as error:
+                    raise ValueError(f"{path}, line {number} is not JSON: {error}") from error
+                if not isinstance(row, dict):
+                    raise TypeError(f"{path}, line {number} is not a JSON object")
+                yield row
 
 
 def _log_rollout(infos: Mapping[str, Any], log_metric: Callable[[str, float], None]) -> None:

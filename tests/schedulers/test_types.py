@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -39,7 +40,7 @@ def test_row_without_messages(row: dict[str, Any]) -> None:
 
 
 def test_row_with_a_text_instead_of_messages_is_refused() -> None:
-    with pytest.raises(TypeError, match="must be a list of chat messages, not str"):
+    with pytest.raises(TypeError, match=r"must be a list of .*, not"):
         RolloutInferRequest.from_row({"messages": "Play"})
 
 
@@ -68,3 +69,20 @@ def test_output_shows_what_its_infos_say() -> None:
 
 def test_stop_reason_prints_as_its_value() -> None:
     assert f"{StopReason.ENV_DONE}" == "env_done"
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ("Play", "a request must be a RolloutInferRequest or a row with 'messages', not 'Play'"),
+        (None, "not None"),
+        ({"messages": ["Play"]}, "'messages' of a row must be a list of"),
+        (
+            {"env_config": "http://127.0.0.1:8000"},
+            "'env_config' of a row must be a mapping, not 'http://127.0.0.1:8000'",
+        ),
+    ],
+)
+def test_what_is_no_row_is_refused_by_its_value(row: Any, said: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(said)):
+        RolloutInferRequest.from_row(row)

@@ -143,6 +143,10 @@ def test_an_interrupted_run_leaves_no_process(interruption: signal.Signals, tmp_
         (["--micro-batch-size", "5"], "must divide"),
         (["--grpo", "learning_rat=1"], "learning_rate"),
         (["--grpo", "epsilon"], "NAME=VALUE"),
+        (["--grpo", "max_steps=3"], "set by the other options"),
+        (["--grpo", "num_iterations=abc"], "num_iterations='abc'"),
+        (["--output-dir", "/dev/null/run"], "--output-dir /dev/null/run"),
+        (["--env-id", "Minesweeper-v0"], "--env-id Minesweeper-v0"),
         (["--reward-weight", "correct=2"], "correct_reward"),
         (["--resume", "--output-dir", "nowhere"], "no run in nowhere"),
     ],
@@ -156,6 +160,7 @@ def test_a_wrong_option_is_refused(options: list[str], said: str, tmp_path: Path
     assert done.returncode == 2, done.stdout + done.stderr
     assert said in done.stdout
     assert "Traceback" not in done.stdout + done.stderr
+    assert not list(tmp_path.rglob("metrics.json"))  # the command can be given again, corrected, as it is
 
 
 def test_a_server_that_plays_something_else(environment_server: Callable[..., ServerProcess], tmp_path: Path) -> None:
