@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
 if not __package__:  # run as a script: make the checkout importable
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -117,7 +118,7 @@ def main(
         bool,
         typer.Option(
             "--resume",
-            help="Go on from that run's last checkpoint, with the options given now.",
+            help="Go on from that run's last checkpoint; give its options again, --steps may be larger.",
             rich_help_panel="Results",
         ),
     ] = False,
@@ -159,7 +160,7 @@ def main(
         )
         run(settings, choose_folder(output_dir, resume=resume), resume=resume)
     except Failure as error:
-        console.print("[bold red]error:[/]", str(error), highlight=False, soft_wrap=True)
+        console.print("[bold red]error:[/]", escape(str(error)), highlight=False, soft_wrap=True)
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
         # All is cleaned up by now. An interrupt that hit the start of a thread, though, leaves one that Python does not

@@ -183,12 +183,12 @@ def _train_and_evaluate(
                 f"training: {settings.steps} steps of {settings.prompts_per_step} puzzles "
                 f"x {settings.num_generations} games"
             )
-            trainer.train(resume_from_checkpoint=True if results.checkpoint else None)
+            trainer.train(resume_from_checkpoint=True if results.resume and results.checkpoint else None)
+            policy.save_pretrained(results.folder / "model")
+            tokenizer.save_pretrained(results.folder / "model")
+            _evaluate("after", settings, base_url, engine, results)
         except (NoScoredRolloutError, RolloutError) as error:
             raise Failure(str(error)) from error
-    policy.save_pretrained(results.folder / "model")
-    tokenizer.save_pretrained(results.folder / "model")
-    _evaluate("after", settings, base_url, engine, results)
 
 
 def _evaluate(phase: str, settings: Settings, base_url: str, engine: InferEngine, results: Results) -> None:
@@ -228,12 +228,14 @@ def load_rows(settings: Settings) -> list[dict[str, Any]]:
     Raises:
         Failure: The file is no such dataset.
     """
-    from schedulers.trainers.trl import read_rows
+    from schedulers.trainers.trl import read_rows, trl_dataset
 
     try:
-        return list(read_rows(settings.dataset))
+        rows = list(read_rows(settings.dataset))
+        trl_dataset(rows)  # refuses rows that are none, before anything is played
     except (TypeError, ValueError) as error:  # a file that is no text is a ValueError, too
         raise Failure(f"--dataset {settings.dataset}: {error}") from error
+    return rows
 
 
 def trainer_config(settings: Settings, folder: Path, *, small: bool) -> Any:
@@ -366,7 +368,7 @@ def _check_server(base_url: str) -> None:
         with OpenEnvWrapper(base_url=base_url, open_deadline=5, capacity_timeout=0) as env:
             SudokuGame(env.reset(seed=HELD_OUT_SEED).observation)
     except ServerFullError as error:
-        console.print(f"[yellow]{error}[/] Games will wait for free sessions.")
+        console.print(f"{error} Games will wait for free sessions.", style="yellow", markup=False, soft_wrap=True)
 
 
 def _lora(settings: Settings) -> Any:
@@ -418,7 +420,7 @@ class Results:
         """Take over what was done up to the last checkpoint; what came after it will be done again."""
         saved = json.loads((self.folder / _METRICS).read_text(encoding="utf-8"))
         now = json.loads(json.dumps(asdict(self.settings)))
-        for name in now.keys() - _FREE_ON_RESUME:
+        for name in sorted(now.keys() - _FREE_ON_RESUME):
             if now[name] != saved["settings"].get(name):
                 raise Failure(
                     f"--resume: the run in {self.folder} has {name} {saved['settings'].get(name)!r}, "
