@@ -225,9 +225,8 @@ def _data(frame: str | bytes, expected: str) -> dict[str, Any]:
 def _load(frame: str) -> Any:
     try:
         reply = json.loads(frame, parse_constant=_refuse_constant)
-        if (
-            "\\ud" in frame or "\\uD" in frame
-        ):  # an escape may stand for half a character, which could never be sent back
+        # An escape may stand for half a character, which could never be sent back.
+        if "\\ud" in frame or "\\uD" in frame:
             reply = json.loads(_without_lone_surrogates(json.dumps(reply, ensure_ascii=False)))
     except (ValueError, RecursionError) as exc:  # ValueError: bad JSON, and integers too long to convert
         raise _malformed(frame, f"is not JSON: {exc}") from None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 import hashlib
 import logging
 import time
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from schedulers.engines.base import InferEngine
 from schedulers.episode import Episode
 from schedulers.multi_turn import EnvError, MultiTurnScheduler, SchedulerOptions
+from schedulers.names import did_you_mean
 from schedulers.types import ChatCompletionResponseChoice, Messages, RolloutInferRequest, StopReason
 
 if TYPE_CHECKING:
@@ -89,14 +89,12 @@ class Transition:
         reward: What this turn added.
         done: The episode is over.
         info: For the record.
-        stop_reason: Ends the trajectory for another reason than ``done``.
     """
 
     observation: str
     reward: float = 0.0
     done: bool = False
     info: dict[str, Any] = field(default_factory=dict)
-    stop_reason: StopReason | None = None
 
 
 class GYMScheduler(MultiTurnScheduler):
@@ -145,8 +143,7 @@ class GYMScheduler(MultiTurnScheduler):
     def _create_env(self, env_config: dict[str, Any]) -> Env:
         name = env_config.get("name") or self.gym_env_name
         if name not in envs:
-            near = difflib.get_close_matches(str(name), envs, n=3)
-            hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"registered are {sorted(envs)}"
+            hint = did_you_mean(str(name), envs) or f"registered are {sorted(envs)}."
             raise ValueError(
                 f"no environment is registered as {name!r}; {hint} Register yours: envs[{name!r}] = YourEnv"
             )
@@ -168,8 +165,6 @@ class GYMScheduler(MultiTurnScheduler):
         episode.environment_seconds += time.perf_counter() - started
         episode.step_rewards.append(transition.reward)
         episode.pending_observation = transition.observation
-        if transition.stop_reason is not None:
-            episode.stop(transition.stop_reason)
         infos = {"gym_done": transition.done, **transition.info}
         if transition.done:
             episode.stop(StopReason.ENV_DONE)

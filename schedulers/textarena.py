@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -11,6 +10,7 @@ from openenv_client import StepResult
 from schedulers.engines.base import InferEngine
 from schedulers.episode import Episode
 from schedulers.gym import Start, Transition, fingerprint
+from schedulers.names import did_you_mean
 from schedulers.openenv import OpenEnvOptions, OpenEnvScheduler
 
 if TYPE_CHECKING:
@@ -120,8 +120,7 @@ class TextArenaScheduler(OpenEnvScheduler):
         names = self.game_class.reward_names
         for name in reward_weights or {}:
             if name not in names:
-                near = difflib.get_close_matches(name, names, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
+                hint = did_you_mean(name, names) or f"there are {', '.join(names)}"
                 raise ValueError(f"no reward component is called {name!r}; {hint}")
         self.reward_weights = dict.fromkeys(names, 1.0) | dict(reward_weights or {})
 

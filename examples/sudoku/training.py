@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import difflib
 import json
 import math
 import statistics
@@ -26,6 +25,7 @@ from examples.sudoku.rewards import REWARD_NAMES
 from examples.sudoku.scheduler import SudokuGame, SudokuScheduler
 from openenv_client import ConnectError, OpenEnvError, OpenEnvWrapper, ServerFullError
 from schedulers import EnvError, InferEngine, RequestConfig, RolloutError, RolloutOutput
+from schedulers.names import did_you_mean
 from schedulers.recording import TrajectoryWriter, keep_trajectories
 from server_scripts.launch import ServerProcess, ServerStartError
 
@@ -280,9 +280,9 @@ def trainer_config(settings: Settings, folder: Path, *, small: bool) -> Any:
     fields = GRPOConfig.__dataclass_fields__
     for name, value in settings.grpo.items():
         if name not in fields:
-            near = difflib.get_close_matches(name, fields, n=3)
-            hint = f"; did you mean {', '.join(near)}?" if near else ""
-            raise Failure(f"--grpo {name}: GRPOConfig has no such field{hint}")
+            raise Failure(
+                f"--grpo {name}: GRPOConfig has no such field; {did_you_mean(name, fields) or 'see its docs'}"
+            )
         if name in own:
             raise Failure(f"--grpo {name}: this field is set by the other options; see --help")
         if isinstance(fields[name].default, (bool, int, float)) and not isinstance(value, (bool, int, float)):
