@@ -11,6 +11,7 @@ from .errors import (
     NotResetError,
     OpenEnvError,
     ProtocolError,
+    RecoveryError,
     RequestError,
     ServerFullError,
     SessionAbortedError,
@@ -20,6 +21,7 @@ from .errors import (
     UsageError,
     WrapperClosedError,
 )
+from .replay import Recovery
 from .wrapper import OpenEnvWrapper, ResetResult, StepResult
 
 __all__ = [
@@ -34,6 +36,8 @@ __all__ = [
     "OpenEnvError",
     "OpenEnvWrapper",
     "ProtocolError",
+    "Recovery",
+    "RecoveryError",
     "RequestError",
     "ResetResult",
     "ServerFullError",

@@ -18,6 +18,7 @@
         ├── KeepaliveError          one side stopped answering pings
         ├── MessageTooBigError      a message over the limit of one side
         ├── ProtocolError           a reply that is not OpenEnv
+        ├── RecoveryError           the game could not be rebuilt in a new session, or came out otherwise
         ├── SessionFailedError      the server ended the session with an error
         └── SessionAbortedError     abort or close was called while the request was under way
 
@@ -40,6 +41,7 @@ __all__ = [
     "NotResetError",
     "OpenEnvError",
     "ProtocolError",
+    "RecoveryError",
     "RequestError",
     "ServerFullError",
     "SessionAbortedError",
@@ -284,6 +286,25 @@ class ProtocolError(SessionLost):
     def __init__(self, message: str, *, reply: str | None = None, close_code: int | None = None) -> None:
         super().__init__(message, close_code=close_code)
         self.reply = reply
+
+
+class RecoveryError(SessionLost):
+    """A lost session was to be replaced by a new one, and the game could not be rebuilt there as it had been.
+
+    Args:
+        step: Number of the first step that came out otherwise when it was played again, 0 for reset; None if the game
+            could not be played again at all.
+    """
+
+    remedy = (
+        "Count the episode as unscored; reset() begins a new one. "
+        'If the environment does not play the same game for the same seed, set recover="never".'
+    )
+    transient = False
+
+    def __init__(self, message: str, *, step: int | None = None) -> None:
+        super().__init__(message)
+        self.step = step
 
 
 class SessionFailedError(SessionLost):

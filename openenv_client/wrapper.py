@@ -8,18 +8,23 @@ import logging
 import math
 import os
 import random
+import re
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
+from urllib.parse import urlsplit
 
 from .errors import (
     ConfigurationError,
+    EnvironmentFailedError,
     EpisodeOverError,
     ForkError,
     NotResetError,
     OpenEnvError,
+    RecoveryError,
     ServerFullError,
     SessionAbortedError,
     SessionLost,
@@ -35,6 +40,7 @@ from .protocol import (
     public_url,
     websocket_url,
 )
+from .replay import Outcome, Played, Recovery
 from .session import Deadline, Session, SessionSettings
 
 if TYPE_CHECKING:
@@ -43,6 +49,10 @@ if TYPE_CHECKING:
 __all__ = ["OpenEnvWrapper", "ResetResult", "StepResult"]
 
 _logger = logging.getLogger(__name__)
+
+Recover = Literal["seeded", "always", "never"]
+
+_T = TypeVar("_T", Observation, dict[str, Any])
 
 _FIRST_DELAY = 0.1
 _LONGEST_DELAY = 2.0
@@ -67,7 +77,8 @@ class StepResult(NamedTuple):
         observation: The environment's observation, a JSON object.
         reward: The reward of this step; 0.0 if the server gave none, and ``metadata["reward_missing"]`` is then True.
         done: Whether the episode is over.
-        metadata: What the server adds.
+        metadata: What the server adds. If sessions were lost in this step and replaced, ``metadata["recoveries"]`` is a
+            list of `Recovery`.
     """
 
     observation: dict[str, Any]
@@ -76,13 +87,40 @@ class StepResult(NamedTuple):
     metadata: dict[str, Any]
 
 
+@dataclass
+class _Episode:
+    """What is known of the running episode.
+
+    Args:
+        played: The reset and all steps so far, from which the game can be rebuilt; None if it is not to be.
+        done: The environment has said so.
+        losses: How many sessions were lost.
+        lost: How the session was lost, until the game is rebuilt in another.
+        recoveries: Sessions that were replaced.
+    """
+
+    played: list[Played] | None
+    done: bool
+    losses: int = 0
+    lost: SessionLost | None = None
+    recoveries: list[Recovery] = field(default_factory=list)
+
+    def note(self, request: str, answer: Observation | EnvironmentFailedError) -> None:
+        if self.played is not None:
+            self.played.append(Played(request, Outcome.of(answer)))
+
+
 class OpenEnvWrapper:
     """One environment session on an OpenEnv server.
 
-    The socket is opened by the first `reset`. Connecting and reset are retried; a step is sent at most once. After a
-    timeout or a lost connection the session is dead, and `step` raises `SessionLost` until `reset` has begun a new
-    episode: a step never lands in a game other than the one that its caller reset, and a late reply is never taken for
-    an answer.
+    The socket is opened by the first `reset`. Connecting and reset are retried; a step is sent at most once in a
+    session. After a timeout or a lost connection the session is dead: a late reply is never taken for an answer.
+
+    If the episode was reset with a ``seed``, its game is then rebuilt: the same reset in a new session, the same steps
+    again, each observation, reward and done compared with what it was the first time, and only then the step that was
+    under way. Anything that comes out otherwise raises `RecoveryError`. Without a seed the episode is lost, and `step`
+    raises `SessionLost` until `reset` has begun a new one. So a step never lands in a game other than the one that its
+    caller reset.
 
     Calls from several threads wait for each other. `close` and `abort` may be called at any time.
 
@@ -98,8 +136,13 @@ class OpenEnvWrapper:
         capacity_timeout: Seconds to wait for a session of a full server; 0 raises `ServerFullError` at once.
         max_message_size: Bytes that a reply may have.
         headers: HTTP headers of the handshake, for a proxy or a hosted server.
+        token: Sent as ``Authorization: Bearer …`` in the handshake.
         ping_interval: Seconds between keepalive pings; None switches them off.
         ping_timeout: Seconds within which a ping must be answered; None waits for ever.
+        recover: Which games are rebuilt after a loss: "seeded" (those that were reset with a ``seed`` other than None),
+            "always" (the environment plays the same game after every reset with the same arguments), "never".
+        max_recoveries: How many times in an episode; the next loss raises `SessionLost`.
+        recovery_timeout: Seconds that a call may take longer because a game is rebuilt.
 
     Raises:
         ConfigurationError: No address, an address that is none, or a setting out of range.
@@ -121,6 +164,10 @@ class OpenEnvWrapper:
         headers: Mapping[str, str] | None = None,
         ping_interval: float | None = 20.0,
         ping_timeout: float | None = 60.0,
+        token: str | None = None,
+        recover: Recover = "seeded",
+        max_recoveries: int = 3,
+        recovery_timeout: float = 120.0,
     ) -> None:
         config = _mapping("env_config", env_config)
         address = config.get("base_url") if base_url is None else base_url
@@ -139,16 +186,20 @@ class OpenEnvWrapper:
         self._settings = SessionSettings(
             close_timeout=_positive("close_timeout", close_timeout),
             max_message_size=int(_positive("max_message_size", max_message_size)),
-            headers=_checked_headers(headers),
+            headers=_checked_headers(headers, token, self._url),
             ping_interval=None if ping_interval is None else _positive("ping_interval", ping_interval),
             ping_timeout=None if ping_timeout is None else _positive("ping_timeout", ping_timeout),
         )
+        if recover not in get_args(Recover):
+            raise ConfigurationError(f"recover is {recover!r}", remedy=f"Give one of {', '.join(get_args(Recover))}.")
+        self._recover = recover
+        self._max_recoveries = int(_positive("max_recoveries", max_recoveries, or_zero=True))
+        self._recovery_timeout = _positive("recovery_timeout", recovery_timeout)
         self._pid = os.getpid()
         self._lock = threading.Lock()  # held for the whole of a call
         self._aborted = threading.Event()  # ends the waits between the attempts of a reset
         self._closed = False
-        self._playing = False
-        self._done = False
+        self._episode: _Episode | None = None
         self._session: Session | None = None
 
     def reset(self, **kwargs: Any) -> ResetResult:
@@ -164,16 +215,19 @@ class OpenEnvWrapper:
             SessionLost: The session was lost in reset again and again, or in a way that trying again cannot help.
             OpenEnvError: Any other of the tree in `openenv_client.errors`.
         """
-        request = encode_reset({**self._reset_kwargs, **kwargs})
+        arguments = {**self._reset_kwargs, **kwargs}
+        request = encode_reset(arguments)
+        recoverable = self._recover == "always" or (self._recover == "seeded" and arguments.get("seed") is not None)
         with self._exclusive():
-            self._playing = self._done = False
+            self._episode = None
             self._aborted.clear()
-            reply = self._open(request)
-            self._playing, self._done = True, reply.done
+            reply = self._open(request, Deadline(math.inf))
+            self._episode = _Episode([] if recoverable else None, reply.done)
+            self._episode.note(request, reply)
             return ResetResult(reply.observation, {**reply.metadata, "done": True} if reply.done else reply.metadata)
 
     def step(self, action: Mapping[str, Any]) -> StepResult:
-        """Act once. The action is sent at most once, whatever happens.
+        """Act once. The action is sent at most once in a session, whatever happens.
 
         Args:
             action: The environment's action, a dict of JSON values such as ``{"message": "[5 3 7]"}``.
@@ -182,24 +236,42 @@ class OpenEnvWrapper:
             RequestError: The action cannot be sent; the episode goes on.
             EnvironmentFailedError: The server refused the action or the environment raised; the session goes on.
             SessionLost: The episode ends without a result. ``maybe_applied`` says whether the step may have happened.
+            ServerFullError: The session was lost, and for ``capacity_timeout`` seconds the server had no other. The
+                episode waits: calling `step` again goes on with it.
             NotResetError: There is no episode yet.
             EpisodeOverError: The episode is done.
         """
         request = encode_step(action)
         with self._exclusive():
-            session = self._require_session()
-            if self._done:
+            episode = self._require_episode()
+            if episode.done:
                 raise EpisodeOverError("the episode is over")
-            reply = session.exchange("step", request, parse_observation, Deadline(self._step_timeout))
-            self._done = reply.done
+            recovered_before = len(episode.recoveries)
+            try:
+                reply = self._play(episode, "step", request, parse_observation)
+            except EnvironmentFailedError as error:
+                if error.maybe_applied:
+                    episode.note(request, error)
+                raise
+            episode.note(request, reply)
+            episode.done = reply.done
+            metadata = dict(reply.metadata)
             if reply.reward is None:
-                return StepResult(reply.observation, 0.0, reply.done, {**reply.metadata, "reward_missing": True})
-            return StepResult(reply.observation, reply.reward, reply.done, reply.metadata)
+                metadata["reward_missing"] = True
+            if recoveries := episode.recoveries[recovered_before:]:
+                metadata["recoveries"] = recoveries
+            return StepResult(reply.observation, reply.reward or 0.0, reply.done, metadata)
 
     def state(self) -> dict[str, Any]:
         """Ask for the environment's state, such as ``episode_id`` and ``step_count``. Raises as `step` does."""
         with self._exclusive():
-            return self._require_session().exchange("state", STATE, parse_state, Deadline(self._step_timeout))
+            return self._play(self._require_episode(), "state", STATE, parse_state)
+
+    @property
+    def recoveries(self) -> list[Recovery]:
+        """The sessions that were lost and replaced in this episode."""
+        episode = self._episode
+        return [] if episode is None else list(episode.recoveries)
 
     def close(self) -> None:
         """End the session. Final, never raises, takes at most about ``close_timeout`` seconds.
@@ -249,10 +321,10 @@ class OpenEnvWrapper:
 
     # Opening
 
-    def _open(self, request: str) -> Observation:
+    def _open(self, request: str, within: Deadline) -> Observation:
         """Reset, in as many attempts as time allows."""
         spent = Deadline(math.inf)
-        opening = Deadline(self._open_deadline)
+        opening = within.at_most(self._open_deadline)
         waiting: Deadline | None = None
         for attempt in itertools.count(1):
             try:
@@ -262,7 +334,7 @@ class OpenEnvWrapper:
                 if not error.transient:
                     raise
                 if isinstance(error, ServerFullError):
-                    budget = waiting = waiting or Deadline(self._capacity_timeout)
+                    budget = waiting = waiting or within.at_most(self._capacity_timeout)
                 else:
                     budget = opening
                 delay = _delay(attempt)
@@ -276,7 +348,7 @@ class OpenEnvWrapper:
                 )
             self._aborted.wait(delay)
             if budget is waiting:
-                opening = Deadline(self._open_deadline)  # the server is there: opening begins anew
+                opening = within.at_most(self._open_deadline)  # the server is there: opening begins anew
         raise AssertionError("unreachable")
 
     def _attempt(self, request: str, opening: Deadline) -> Observation:
@@ -297,6 +369,67 @@ class OpenEnvWrapper:
         session.connect(opening.at_most(self._connect_timeout))
         return session.exchange("reset", request, parse_observation, opening.at_most(self._reset_timeout))
 
+    # Playing
+
+    def _play(self, episode: _Episode, operation: str, request: str, parse: Callable[[str | bytes], _T]) -> _T:
+        """Ask the environment, in a rebuilt game if need be."""
+        maybe_applied = False
+        budget = Deadline(math.inf if episode.lost is None else self._recovery_timeout)
+        while True:
+            lost = episode.lost
+            try:
+                if lost is not None:
+                    self._rebuild(episode, lost, budget)
+                return self._live_session().exchange(operation, request, parse, budget.at_most(self._step_timeout))
+            except SessionLost as error:
+                maybe_applied = error.maybe_applied = error.maybe_applied or maybe_applied
+                self._lose(episode, error)
+            if lost is None:
+                budget = Deadline(self._recovery_timeout)
+
+    def _lose(self, episode: _Episode, error: SessionLost) -> None:
+        """Note that a session is lost; raise if that is the end of the episode."""
+        episode.losses += 1
+        if episode.played is None or not error.transient or episode.losses > self._max_recoveries:
+            episode.lost = episode.played = None
+            raise error
+        episode.lost = error
+        _logger.warning("a game is rebuilt in a new session of %s: %s", public_url(self._url), error.message)
+
+    def _rebuild(self, episode: _Episode, lost: SessionLost, within: Deadline) -> None:
+        """Play the episode again in a new session, up to where it was."""
+        started = within.elapsed()
+        for number, (request, outcome) in enumerate(episode.played or ()):
+            answer = self._replay(request, lost, within, first=number == 0)
+            if differing := outcome.differences(Outcome.of(answer)):
+                self._live_session().abort()
+                what = f"step {number}" if number else "reset"
+                parts = ", ".join(differing)
+                raise self._not_rebuilt(lost, f"in the replay of its game {what} has another {parts}", step=number)
+        episode.lost = None
+        steps, seconds = len(episode.played or ()) - 1, within.elapsed() - started
+        episode.recoveries.append(Recovery(lost.message, steps, seconds))
+        _logger.info("rebuilt in %.1f s: a game of %d steps", seconds, steps)
+
+    def _replay(
+        self, request: str, lost: SessionLost, within: Deadline, *, first: bool
+    ) -> Observation | EnvironmentFailedError:
+        try:
+            if first:
+                return self._open(request, within)
+            return self._live_session().exchange("step", request, parse_observation, within.at_most(self._step_timeout))
+        except EnvironmentFailedError as error:
+            return error
+        except (ServerFullError, SessionLost):
+            raise
+        except OpenEnvError as error:
+            raise self._not_rebuilt(lost, f"no other could be opened: {error.message}") from error
+
+    def _not_rebuilt(self, lost: SessionLost, why: str, *, step: int | None = None) -> RecoveryError:
+        error = RecoveryError(f"the session was lost ({lost.message}), and {why}", step=step)
+        error.url = public_url(self._url)
+        return error
+
     # Order
 
     @contextlib.contextmanager
@@ -308,9 +441,13 @@ class OpenEnvWrapper:
                 raise WrapperClosedError(f"{self!r} cannot be used any more")
             yield
 
-    def _require_session(self) -> Session:
-        if self._session is None or not self._playing:
+    def _require_episode(self) -> _Episode:
+        if self._episode is None:
             raise NotResetError(f"{self!r} has no episode")
+        return self._episode
+
+    def _live_session(self) -> Session:
+        assert self._session is not None  # noqa: S101 - an episode begins in a session
         return self._session
 
 
@@ -322,12 +459,21 @@ def _mapping(name: str, value: Mapping[str, Any] | None) -> Mapping[str, Any]:
     return value
 
 
-def _checked_headers(headers: Mapping[str, str] | None) -> dict[str, str]:
+def _checked_headers(headers: Mapping[str, str] | None, token: str | None, url: str) -> dict[str, str]:
     checked = dict(_mapping("headers", headers))
     for name, value in checked.items():
         # A token that was read from a file often ends in a line break, which would corrupt the request.
         if not isinstance(value, str) or not value.isprintable():
             raise ConfigurationError(f"the value of the header {name!r} is no single line of text", remedy="Strip it.")
+    if token is not None:
+        # The value is a secret: no message shows it.
+        if not isinstance(token, str) or not re.fullmatch(r"[!-~]+", token):
+            raise ConfigurationError("token is no text of visible ASCII characters", remedy="Strip it.")
+        if "authorization" in map(str.lower, checked) or "@" in urlsplit(url).netloc:
+            raise ConfigurationError(
+                "token is not the only authorization", remedy="Leave it out of the headers and of base_url."
+            )
+        checked["Authorization"] = f"Bearer {token}"
     return checked
 
 

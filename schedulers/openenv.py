@@ -51,7 +51,8 @@ class OpenEnvScheduler(GYMScheduler):
     Where the server is and how an episode starts comes from each row's ``env_config``: ``base_url``, ``reset_kwargs``
     (``seed`` first of all), ``system_message``. Blocking calls run on threads of the scheduler's own, so neither the
     event loop nor the default pool ever waits for an environment. A trajectory for which the server has no room waits
-    for a slot without holding a thread.
+    for a slot without holding a thread. A game with a seed whose session is lost is rebuilt in another one, as
+    ``OpenEnvWrapper`` explains; ``rollout_infos["recoveries"]`` lists how often.
 
     For an environment of your own override ``parse_action`` and ``format_observation``; ``observe_step`` to shape
     rewards.
@@ -166,8 +167,9 @@ class OpenEnvScheduler(GYMScheduler):
         given = {key: value for key, value in env_config.items() if value is not None}  # a table has None for no value
         wrapper = self._make_wrapper({"base_url": self.base_url, **given})
         episode.env = wrapper
+        episode.infos["recoveries"] = []
         episode.infos["seed"] = (env_config.get("reset_kwargs") or {}).get("seed")
-        observation, metadata = await self._bridge.open(wrapper, self.slot_timeout)
+        observation, metadata = await self._bridge.call_in_slot(wrapper, wrapper.reset, timeout=self.slot_timeout)
         if metadata.get("done"):
             episode.stop(StopReason.ENV_DONE)
         return self.observe_reset(episode, observation)
@@ -178,7 +180,9 @@ class OpenEnvScheduler(GYMScheduler):
         action = parse(choice.message.content)
         if action is not None:
             try:
-                result = await self._bridge.call(episode.env, episode.env.step, action)
+                result = await self._bridge.call_in_slot(
+                    episode.env, episode.env.step, action, timeout=self.slot_timeout
+                )
             except EnvironmentFailedError as error:
                 if error.code != "VALIDATION_ERROR":
                     raise
@@ -196,6 +200,7 @@ class OpenEnvScheduler(GYMScheduler):
 
     async def close_env(self, episode: Episode) -> None:
         """Close the session, also when the task that played it is being cancelled."""
+        episode.infos["recoveries"] = [recovery._asdict() for recovery in episode.env.recoveries]
         await self._bridge.close(episode.env)
 
     async def aclose(self) -> None:
@@ -233,14 +238,19 @@ class _Bridge:
                     call.exception()
                 raise
 
-    async def open(self, wrapper: OpenEnvWrapper, timeout: float) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Reset, waiting up to ``timeout`` seconds for a slot; the thread and the permit are free while it waits."""
+    async def call_in_slot(
+        self, wrapper: OpenEnvWrapper, function: Callable[..., _T], *args: Any, timeout: float
+    ) -> _T:
+        """Run what may need a new session, waiting up to ``timeout`` seconds for a slot of the server.
+
+        The thread and the permit are free while it waits.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
         delay = 0.05
         while True:
             try:
-                return await self.call(wrapper, wrapper.reset)
+                return await self.call(wrapper, function, *args)
             except ServerFullError as error:
                 if loop.time() >= deadline:
                     error.remedy = "Start the server with more sessions (--max-concurrent-envs), or raise slot_timeout."

@@ -75,6 +75,8 @@ def test_the_public_names_of_the_client_are_these() -> None:
         "OpenEnvError",
         "OpenEnvWrapper",
         "ProtocolError",
+        "Recovery",
+        "RecoveryError",
         "RequestError",
         "ResetResult",
         "ServerFullError",

@@ -657,6 +657,35 @@ def test_a_header_that_would_corrupt_the_request_is_refused_without_showing_it(m
     assert "secret" not in str(caught.value)
 
 
+def test_a_token_goes_with_the_handshake_and_is_shown_nowhere(
+    server: MockEnvServer, make: MakeWrapper, caplog: pytest.LogCaptureFixture
+) -> None:
+    secret = "s3cr3t-t0ken"
+    with caplog.at_level(logging.DEBUG, "openenv_client.wrapper"):
+        env = make(token=secret, open_deadline=1)
+        env.reset()
+        assert server.received[0].data["headers"]["Authorization"] == f"Bearer {secret}"
+        server.inject(Fault("http", "connect", 401))
+        env.abort()
+        with pytest.raises(ConnectError, match="HTTP 401") as caught:
+            env.reset()
+    assert secret not in f"{env!r} {caught.value} {caught.value!r} {vars(env)} {caplog.text}"
+
+
+@pytest.mark.parametrize("token", ["", "two words", "line\n", "t\u00f6ken", b"bytes", 7])
+def test_a_token_that_is_none_is_refused_without_showing_it(make: MakeWrapper, token: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"^token is no text of visible ASCII characters\. Strip it\.$"):
+        make(token=token)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"headers": {"authorization": "Basic x"}}, {"base_url": "http://user:pw@127.0.0.1:1"}]
+)
+def test_a_token_beside_another_authorization_is_refused(make: MakeWrapper, settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match="token is not the only authorization"):
+        make(token="secret", **settings)
+
+
 def test_an_address_is_needed() -> None:
     for config in (None, {}, {"base_url": None}):
         with pytest.raises(ConfigurationError, match="no base_url is given"):

@@ -331,7 +331,8 @@ async def test_sixteen_trajectories_on_a_server_of_four_leave_no_session(
     """S01, S03: all finish, never more than four at a time, and whatever ends them frees their slots."""
     script, max_turns, fault = options["script"], options.get("max_turns"), options.get("fault")
     with MockEnvServer(game_of(3), capacity=4, faults=[fault] if fault else []) as server:
-        outputs = await play(OpenEnvScheduler(ScriptedEngine(script), max_turns), server, 16)
+        scheduler = OpenEnvScheduler(ScriptedEngine(script), max_turns, env_settings={"recover": "never"})
+        outputs = await play(scheduler, server, 16)
         assert reasons <= {output.stop_reason for output in outputs} <= reasons | {StopReason.ENV_DONE}
         for output in outputs:
             unscored = output.stop_reason in {StopReason.ENV_LOST, StopReason.ERROR}
@@ -375,7 +376,7 @@ async def test_one_lost_connection_among_eight_leaves_seven_scored(
 ) -> None:
     """A09: the eighth is unscored and masked, its traceback is logged."""
     server.inject(Fault("drop_after", "step", nth=9))
-    outputs = await play(talker(), server, 8)
+    outputs = await play(talker(env_settings={"recover": "never"}), server, 8)
     lost = [output for output in outputs if output.total_reward is None]
     assert len(lost) == 1
     assert lost[0].stop_reason is StopReason.ENV_LOST
@@ -388,10 +389,37 @@ async def test_one_lost_connection_among_eight_leaves_seven_scored(
     assert all(steps.count(session) <= 3 for session in steps)  # W02: none was sent again
 
 
+async def test_game_with_a_seed_is_rebuilt_and_the_output_says_so(server: MockEnvServer) -> None:
+    """Eight games score as if nothing had been, though some were cut off in the midst of a step."""
+    server.inject(Fault("drop_after", "step", nth=10, times=3))
+    outputs = await play(talker(env_settings={"max_recoveries": 9}), server, 8)
+    assert [output.total_reward for output in outputs] == [3.0] * 8
+    recoveries = [recovery for output in outputs for recovery in output.rollout_infos["recoveries"]]
+    assert recoveries
+    assert all(recovery["error"].startswith("the connection was cut during step") for recovery in recoveries)
+
+
+async def test_game_without_a_seed_is_not_rebuilt(server: MockEnvServer) -> None:
+    """Another game would be played in its place."""
+    server.inject(Fault("drop_after", "step"))
+    async with talker() as scheduler:
+        [output] = await scheduler.async_infer([row(server)])
+    assert output.stop_reason is StopReason.ENV_LOST
+    assert output.rollout_infos["recoveries"] == []
+
+
+async def test_rebuilding_waits_for_a_slot_without_a_permit() -> None:
+    """With one permit and two slots, games that lost their sessions and games that wait for one all play to the end."""
+    with MockEnvServer(game_of(3), capacity=2, faults=[Fault("drop_after", "step", times=4)]) as server:
+        outputs = await play(talker(max_concurrent_envs=1, env_settings={"max_recoveries": 9}), server, 7)
+        assert [output.total_reward for output in outputs] == [3.0] * 7
+        server.wait_until(lambda: server.sessions == 0)
+
+
 async def test_environment_that_does_not_answer_in_time_is_unscored(server: MockEnvServer) -> None:
     """W01: the late answer is nobody's."""
     server.inject(Fault("delay", "step"))
-    [output] = await play(talker(env_settings={"step_timeout": 0.05}), server)
+    [output] = await play(talker(env_settings={"step_timeout": 0.05, "recover": "never"}), server)
     assert output.stop_reason is StopReason.ENV_LOST
     assert output.error is not None
     assert output.error.startswith("StepTimeoutError: no reply to step within 0.05 s")
