@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
 import re
 import subprocess
 import sys
@@ -17,10 +18,13 @@ from types import TracebackType
 from typing import IO
 from urllib.parse import urlsplit
 
+from server_scripts.guard import checked_token
+
 __all__ = ["ServerProcess", "ServerStartError", "Sessions", "count_sessions"]
 
 _SCRIPT = Path(__file__).resolve().with_name("start_sudoku_server.py")
 _ADDRESS = re.compile(r'base_url="(http://[^"]+)"')  # the one to connect to; 0.0.0.0 is not
+_TOKEN_VARIABLE = "OPENENV_TOKEN"  # noqa: S105 - its name
 _POLL_SECONDS = 0.05
 
 
@@ -44,20 +48,23 @@ class Sessions:
     maximum: int
 
 
-def count_sessions(base_url: str, *, timeout: float = 5.0) -> Sessions:
+def count_sessions(base_url: str, *, timeout: float = 5.0, token: str | None = None) -> Sessions:
     """Ask a server that was started from here how many sessions are open.
 
     Args:
         base_url: Its address, as it printed it.
         timeout: Seconds.
+        token: The server's, if it has one.
 
     Raises:
-        OSError: It cannot be reached, or it is another kind of server that does not tell.
+        OSError: It cannot be reached, wants another token, or is another kind of server that does not tell.
+        TokenError: The token cannot be one of a server.
     """
+    headers = {} if token is None else {"Authorization": f"Bearer {checked_token(token)}"}
     url = urlsplit(base_url)
     connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=timeout)  # obeys no proxy variable
     with contextlib.closing(connection):
-        connection.request("GET", "/sessions")
+        connection.request("GET", "/sessions", headers=headers)
         response = connection.getresponse()
         if response.status != http.client.OK:
             raise OSError(f"{base_url}/sessions answered {response.status}")
@@ -78,8 +85,13 @@ class ServerProcess:
         host: Address to listen on.
         port: 0 takes a free one.
         options: Further options of ``start_sudoku_server.py``, such as ``["--clues", "70"]``.
+        token: What clients must send. It reaches the server in its environment, where only this user can read it. None
+            asks for nothing, whatever OPENENV_TOKEN is in this process.
         start_timeout: Seconds until it must be ready. Importing OpenEnv alone takes several.
         stop_timeout: Seconds that it gets to close its sessions before it is killed.
+
+    Raises:
+        TokenError: The token cannot be one.
     """
 
     def __init__(
@@ -90,11 +102,13 @@ class ServerProcess:
         host: str = "127.0.0.1",
         port: int = 0,
         options: Sequence[str] = (),
+        token: str | None = None,
         start_timeout: float = 120.0,
         stop_timeout: float = 10.0,
     ) -> None:
         self._command = [sys.executable, str(_SCRIPT), "--exit-with-stdin", "--host", host, "--port", str(port)]
         self._command += ["--env-id", env_id, "--max-concurrent-envs", str(max_concurrent_envs), *options]
+        self._token = token if token is None else checked_token(token)
         self._start_timeout = start_timeout
         self._stop_timeout = stop_timeout
         self._process: subprocess.Popen[bytes] | None = None
@@ -124,7 +138,7 @@ class ServerProcess:
 
     def count_sessions(self) -> Sessions:
         """Ask how many sessions are open."""
-        return count_sessions(self._base_url)
+        return count_sessions(self._base_url, token=self._token)
 
     def wait_until_idle(self, *, timeout: float = 10.0) -> None:
         """Wait until no session is open: a server frees a slot a moment after the client has closed its socket.
@@ -151,7 +165,12 @@ class ServerProcess:
             with tempfile.NamedTemporaryFile(prefix="environment-server-") as log:
                 self._log = open(log.name, errors="replace")  # noqa: SIM115 - closed by stop()
                 self._process = subprocess.Popen(  # noqa: S603 - our own script; no shell
-                    self._command, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+                    self._command,
+                    env=self._environment(),
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
                 )
             self._base_url = self._wait_until_ready()
         except BaseException:
@@ -159,13 +178,17 @@ class ServerProcess:
             raise
         return self
 
+    def _environment(self) -> dict[str, str]:
+        environment = {name: value for name, value in os.environ.items() if name != _TOKEN_VARIABLE}
+        return environment if self._token is None else {**environment, _TOKEN_VARIABLE: self._token}
+
     def _wait_until_ready(self) -> str:
         deadline = time.monotonic() + self._start_timeout
         while time.monotonic() < deadline:
             ended = self.process.poll() is not None
             if ready := _ADDRESS.search(self.output):
                 with contextlib.suppress(OSError):
-                    count_sessions(ready[1], timeout=max(1.0, deadline - time.monotonic()))
+                    count_sessions(ready[1], timeout=max(1.0, deadline - time.monotonic()), token=self._token)
                     return ready[1]
             if ended:
                 raise ServerStartError(f"The server ended with code {self.process.returncode}.", self.output)

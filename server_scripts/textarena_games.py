@@ -67,6 +67,9 @@ class _GameRandom(random.Random):
     def __init__(self) -> None:
         self._playing = threading.local()  # and no super().__init__(), which would seed
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> _GameRandom:
+        return self  # a game may keep one of the methods, and is copied with it
+
     @contextmanager
     def drawing_from(self, generator: random.Random) -> Iterator[None]:
         """Make this thread draw from `generator` inside the block."""
@@ -146,6 +149,7 @@ class Game:
         """Give the messages since the last call, the player's own among them."""
         with _RANDOM.drawing_from(self._generator):
             _, messages = self._core.get_observation()
+        self._state.logs.clear()  # nobody reads it, and it would keep all that was ever said
         return [GameMessage(sender, content, category.name) for sender, content, category in messages]
 
     @property
@@ -198,6 +202,8 @@ class GameSource:
         self._cache: OrderedDict[int, tuple[Any, random.Random]] = OrderedDict()
         self._cache_size = cache_size
         self._cache_lock = threading.Lock()
+        # One at a time: a group that asks for the same seed at once makes it once, and as the work is all in Python,
+        # two games made at a time would both take twice as long, and thirty leave the server no time to answer anybody.
         self._making = threading.Lock()
         self._check_playable()
 
@@ -208,11 +214,10 @@ class GameSource:
             seed: The same seed gives the same game, here as in TextArena itself. None gives a new one every time.
         """
         if seed is None:
-            return Game(*self._make(secrets.randbits(64)))
+            with self._making:
+                return Game(*self._make(secrets.randbits(64)))
         made = self._cached(seed)
         if made is None:
-            # One at a time: a group that asks for the same seed at once makes it once, and as the work is all in
-            # Python, two games made at a time would both take twice as long.
             with self._making:
                 made = self._cached(seed)
                 if made is None:
@@ -251,6 +256,8 @@ class GameSource:
             return cast(type, getattr(importlib.import_module(module), name))
         except (ImportError, SyntaxError) as error:
             raise GameError("env_id", f"{self.env_id} cannot be loaded here: {error}") from error
+        except LookupError as error:
+            raise self._missing_data(error) from error
 
     def _check_settings(self, game_class: type) -> None:
         known = list(inspect.signature(game_class).parameters)
@@ -266,15 +273,16 @@ class GameSource:
         except AssertionError as error:
             raise GameError("env_id", f"{self.env_id} is not a game of one player.") from error
         except LookupError as error:
-            # NLTK's way of saying that a corpus is missing
-            message = (
-                f"{self.env_id} needs data that is not installed: {_summary(error)} See python -m nltk.downloader."
-            )
-            raise GameError("env_id", message) from error
+            raise self._missing_data(error) from error
         except Exception as error:
             raise GameError("env_id", f"{self.env_id} cannot be played here: {_summary(error)}") from error
         if not isinstance(state, textarena.SinglePlayerState):
             raise GameError("env_id", f"{self.env_id} is not a game of one player.")
+
+    def _missing_data(self, error: LookupError) -> GameError:
+        # NLTK says in this way that a corpus is missing.
+        message = f"{self.env_id} needs data that is not installed: {_summary(error)} See python -m nltk.downloader."
+        return GameError("env_id", message)
 
 
 def _nearest(env_id: str, known: Mapping[str, Any]) -> str:

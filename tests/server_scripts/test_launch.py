@@ -14,17 +14,20 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from server_scripts import launch
+from server_scripts.guard import TokenError
 from server_scripts.launch import ServerProcess, ServerStartError, Sessions, count_sessions
 
 ROOT = Path(__file__).resolve().parents[2]
 
 STAND_IN = """
-import http.server, json, signal, sys
+import http.server, json, os, signal, sys
 
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         body = json.dumps({"active": 1, "max": 5}).encode()
-        self.send_response(200 if self.path == "/sessions" else 404)
+        token = os.environ.get("OPENENV_TOKEN")
+        wanted = token and f"Bearer {token}"
+        self.send_response(404 if self.path != "/sessions" else 200 if self.headers["Authorization"] == wanted else 401)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -74,6 +77,34 @@ def test_the_block_is_the_life_of_the_server() -> None:
     assert server.output.startswith("Stand-in")
     assert server.process.returncode == -signal.SIGTERM
     assert server.stop() == -signal.SIGTERM
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_token_is_handed_over_in_the_environment() -> None:
+    """The server gets it, its readiness and its sessions are asked for with it, and it is shown nowhere."""
+    with ServerProcess(token="a-token-of-the-tests") as server:
+        assert server.count_sessions() == Sessions(active=1, maximum=5)
+        with pytest.raises(OSError, match="answered 401"):
+            count_sessions(server.base_url)
+        assert "a-token" not in repr(server) + str(server.process.args)
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_token_of_another_server_is_not_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OPENENV_TOKEN may be that of a server to which this process is a client."""
+    monkeypatch.setenv("OPENENV_TOKEN", "a-token-of-the-tests")
+    with ServerProcess() as server:
+        assert server.count_sessions().active == 1
+
+
+def test_a_token_that_cannot_be_one_is_refused_and_not_shown() -> None:
+    for use in (
+        lambda token: ServerProcess(token=token),
+        lambda token: count_sessions("http://127.0.0.1:9", token=token),
+    ):
+        with pytest.raises(TokenError) as caught:
+            use("secret\r\nX-Header: 1")
+        assert "secret" not in str(caught.value).partition("Make one")[0]
 
 
 @pytest.mark.usefixtures("stand_in")

@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 import base64
+import http.client
+import itertools
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 from typer.testing import CliRunner
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from server_scripts.launch import ServerProcess
-from server_scripts.start_sudoku_server import VARIABLES, _seconds, app
+from openenv_client import OpenEnvWrapper
+from server_scripts.launch import ServerProcess, count_sessions
+from server_scripts.start_sudoku_server import VARIABLES, _seconds, _token, app
 
 SCRIPT = Path(__file__).resolve().parents[2] / "server_scripts" / "start_sudoku_server.py"
 SLOW_SEED = 5  # takes seconds to make with 20 clues
 LIMIT = 2**20 + 2**16
+TOKEN = "a-token-of-the-tests"
+BEARER = {"Authorization": f"Bearer {TOKEN}"}
 
 # Runs at the start of every interpreter that has its folder on PYTHONPATH.
 NO_NETWORK = """
@@ -52,21 +58,27 @@ def ask(connection: ClientConnection, kind: str, **data: Any) -> Any:
     return json.loads(connection.recv())
 
 
+def status(server: ServerProcess, path: str, *, method: str = "GET", **headers: str) -> int:
+    """The HTTP status that a request gets."""
+    url = urlsplit(server.base_url)
+    with closing(http.client.HTTPConnection(url.hostname or "", url.port, timeout=60)) as connection:
+        body = "{}" if method == "POST" else None
+        connection.request(method, path, body, {"Content-Type": "application/json", **headers})
+        return connection.getresponse().status
+
+
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
+def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """Run the command in this process, where it must refuse to start, and give what it says on one line."""
     for variable in VARIABLES.values():
         monkeypatch.delenv(variable, raising=False)
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def run(*arguments: str, **variables: str) -> str:
         result = CliRunner().invoke(app, arguments, env={"PORT": "0", "COLUMNS": "200", **variables})
         assert result.exit_code == 2, result.output
-        return " ".join(result.output.replace("│", " ").split())
+        return " ".join(result.output.split())
 
-    yield run
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -97,8 +109,17 @@ def limited_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerP
         assert "Traceback" not in server.output
 
 
-def test_help_names_every_variable() -> None:
-    """`--help` shows the variable of each setting, and waits for no import of a server package."""
+@pytest.fixture(scope="module")
+def secret_server() -> Iterator[ServerProcess]:
+    """A server on all interfaces that wants a token, tells all that it does, and closes idle sessions soon."""
+    options = ["--log-level", "debug", "--session-timeout", "0.5"]
+    with ServerProcess(env_id="Sudoku-v0-very-easy", host="0.0.0.0", options=options, token=TOKEN) as server:  # noqa: S104
+        yield server
+    assert not {"Traceback", "ERROR"} & set(re.findall("[A-Za-z]+", server.output))
+
+
+def help_text(columns: int) -> str:
+    """What ``--help`` prints, where no package of the server can be imported."""
     program = f"""
 import runpy, sys
 for slow in ("openenv", "textarena", "uvicorn"):
@@ -106,13 +127,27 @@ for slow in ("openenv", "textarena", "uvicorn"):
 sys.argv = ["start_sudoku_server.py", "--help"]
 runpy.run_path({str(SCRIPT)!r}, run_name="__main__")
 """
-    environment = {**os.environ, "COLUMNS": "200"}
-    result = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True
-    )
+    environment = {**os.environ, "COLUMNS": str(columns), "OPENENV_TOKEN": TOKEN}
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=True).stdout
+
+
+def test_help_names_every_variable() -> None:
+    """`--help` shows the variable of each setting, and waits for no import of a server package."""
+    text = help_text(200)
     for variable in VARIABLES.values():
-        assert variable in result.stdout
-    assert "0 or none" in result.stdout
+        assert variable in text
+    assert "0 or none" in text
+    assert TOKEN not in text
+
+
+def test_help_fits_a_narrow_terminal() -> None:
+    """In 80 columns no line is longer, no word is cut, and an option takes five lines at most."""
+    lines = help_text(80).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "…" not in "".join(lines)
+    starts = [number for number, line in enumerate(lines) if line.startswith("  --")]
+    assert max(end - start for start, end in itertools.pairwise(starts)) <= 5
 
 
 @pytest.mark.parametrize(
@@ -140,6 +175,9 @@ runpy.run_path({str(SCRIPT)!r}, run_name="__main__")
             {"UVICORN_WS_PING_TIMEOUT": "soon"},
             ["'--ws-ping-timeout' (env var: 'UVICORN_WS_PING_TIMEOUT')", "'soon'", "none"],
         ),
+        (["--session-timeout", "-1"], {}, ["'--session-timeout' (env var: 'SESSION_TIMEOUT')", "'-1'", "none"]),
+        (["--token-file", "nowhere"], {}, ["'--token-file'", "nowhere cannot be read: No such file"]),
+        (["--token", TOKEN], {}, ["No such option", "--token"]),
         (["--log-level", "loud"], {}, ["'--log-level' (env var: 'UVICORN_LOG_LEVEL')", "warning"]),
         (["--host", "no host"], {}, ["'--host' (env var: 'HOST')", "'no host'"]),
         (["--workers", "2"], {}, ["No such option", "--workers"]),
@@ -152,6 +190,29 @@ def test_a_bad_value_is_refused_by_name(
     said = run(*arguments, **variables)
     for text in expected:
         assert text in said
+
+
+@pytest.mark.parametrize("token", ["", "short-secret", "a secret with blanks", "a-secret-with-an-ö"])
+def test_a_bad_token_is_refused_and_not_shown(run: Callable[..., str], token: str, tmp_path: Path) -> None:
+    """Neither an empty variable nor an empty file leaves the server open to all."""
+    file = tmp_path / "token"
+    file.write_text(token + "\n", encoding="utf-8")
+    for said in (run(OPENENV_TOKEN=token), run("--token-file", str(file), OPENENV_TOKEN=TOKEN)):
+        assert "'--token-file' (env var: 'OPENENV_TOKEN'): the token must be 16 to 4096 visible ASCII" in said
+        assert "secret" not in said.partition("Make one")[0].partition("token must be")[2]
+
+
+def test_the_token_is_in_the_file_or_in_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file wins; line breaks at its end are not part of the token; no child process inherits the variable."""
+    monkeypatch.delenv("OPENENV_TOKEN", raising=False)
+    assert _token(None) is None
+    file = tmp_path / "token"
+    file.write_bytes(TOKEN.encode() + b"\r\n")
+    monkeypatch.setenv("OPENENV_TOKEN", "another-token-of-the-tests")
+    assert _token(file) == TOKEN
+    assert "OPENENV_TOKEN" not in os.environ
+    monkeypatch.setenv("OPENENV_TOKEN", TOKEN)
+    assert _token(None) == TOKEN
 
 
 def test_a_port_in_use_is_said_to_be(run: Callable[..., str]) -> None:
@@ -182,9 +243,80 @@ def test_it_starts_without_a_network(limited_server: ServerProcess) -> None:
 def test_an_address_that_others_can_reach_is_warned_of(limited_server: ServerProcess) -> None:
     """The bound address is printed as it is; the snippet has one that can be connected to."""
     port = urlsplit(limited_server.base_url).port
-    assert "Warning: other machines can reach 0.0.0.0" in limited_server.output
+    assert "Warning: other machines can reach 0.0.0.0, and anyone there can play." in limited_server.output
+    assert "Set OPENENV_TOKEN to a token that clients must send." in limited_server.output
+    assert "put a proxy that does in front of it" in limited_server.output
     assert f"is ready at http://0.0.0.0:{port} " in limited_server.output
     assert f'OpenEnvWrapper(base_url="http://127.0.0.1:{port}")' in limited_server.output
+
+
+def test_with_a_token_only_the_missing_tls_is_warned_of(secret_server: ServerProcess) -> None:
+    """The snippet says that there is a token, and not which."""
+    assert "Warning: other machines can reach 0.0.0.0, and the token can be read on the way." in secret_server.output
+    assert "OPENENV_TOKEN" not in secret_server.output
+    assert f'OpenEnvWrapper(base_url="{secret_server.base_url}", token=…)' in secret_server.output
+
+
+def test_without_the_token_there_is_no_session(secret_server: ServerProcess) -> None:
+    """A handshake and every HTTP route answer 401; the health check tells nothing and is open."""
+    for headers in ({}, {"Authorization": f"Bearer {TOKEN}x"}):
+        with pytest.raises(InvalidStatus) as refused, session(secret_server, additional_headers=headers):
+            pass
+        assert refused.value.response.status_code == 401
+        assert refused.value.response.headers["WWW-Authenticate"] == "Bearer"
+    assert status(secret_server, "/health") == 200
+    for path in ("/sessions", "/docs", "/openapi.json", "/schema", "/metadata", "/state", "/nowhere"):
+        assert status(secret_server, path) == 401
+        assert status(secret_server, path, **BEARER) == (404 if path == "/nowhere" else 200)
+    for path in ("/reset", "/step"):
+        assert status(secret_server, path, method="POST") == 401
+    assert status(secret_server, "/reset", method="POST", **BEARER) == 200
+    with pytest.raises(OSError, match="answered 401"):
+        count_sessions(secret_server.base_url, token="another-token-of-the-tests")
+    assert secret_server.count_sessions().active == 0
+
+
+def test_a_web_page_opens_no_session(
+    limited_server: ServerProcess, environment_server: Callable[..., ServerProcess]
+) -> None:
+    """Not one of another site, and, where only this machine listens, not one whose name was made to point here."""
+    with pytest.raises(InvalidStatus, match="403"), session(limited_server, origin="https://other.example"):
+        pass
+    local = environment_server()
+    assert status(local, "/sessions", Host="rebound.example") == 403
+    assert (
+        status(local, "/sessions", Host="localhost:1") == status(limited_server, "/sessions", Host="a.example") == 200
+    )
+
+
+def test_with_the_token_games_are_played_and_it_is_in_no_log(secret_server: ServerProcess) -> None:
+    """At the level that tells most, and on the command line, which everyone on the machine can read."""
+    with session(secret_server, additional_headers=BEARER) as connection:
+        assert ask(connection, "reset", seed=1)["type"] == "observation"
+    assert '"WebSocket /ws" [accepted]' in secret_server.output
+    assert TOKEN not in secret_server.output
+    assert TOKEN not in Path(f"/proc/{secret_server.process.pid}/cmdline").read_text()
+    assert TOKEN not in repr(secret_server)
+
+
+def test_a_session_that_asks_for_nothing_is_closed(secret_server: ServerProcess) -> None:
+    """Its slot is free again."""
+    with session(secret_server, additional_headers=BEARER) as connection:
+        ask(connection, "reset", seed=1)
+        with pytest.raises(ConnectionClosed) as closed:
+            connection.recv()
+        assert closed.value.rcvd is not None
+        assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (3008, "no message for 0.5 s")
+    secret_server.wait_until_idle()
+
+
+def test_a_seeded_game_whose_session_was_closed_is_rebuilt(secret_server: ServerProcess) -> None:
+    """A client that took too long for its move loses its session, and goes on in a new one with its token."""
+    with OpenEnvWrapper(base_url=secret_server.base_url, token=TOKEN) as env:
+        env.reset(seed=1)
+        secret_server.wait_until_idle()
+        env.step({"message": "[1 1 1]"})
+        assert len(env.recoveries) == 1
 
 
 def test_the_option_beats_the_variable(limited_server: ServerProcess) -> None:
@@ -252,3 +384,20 @@ def test_interrupt_stops_it_while_clients_are_connected_and_a_step_is_being_made
                 assert closed.value.rcvd.code == 1012
         assert server.process.wait(timeout=60) == 128 + signal.SIGINT
         assert "Traceback" not in server.output
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("package", ["typer", "textarena", "uvicorn"])
+def test_an_interrupt_while_it_imports_ends_it_quietly(package: str, number: signal.Signals, tmp_path: Path) -> None:
+    """Ctrl-C in the first seconds is no error: no traceback, and the exit code that says what ended it."""
+    (tmp_path / f"{package}.py").write_text("import signal\nprint('importing', flush=True)\nsignal.pause()\n")
+    command = [sys.executable, str(SCRIPT), "--port", "0"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "importing\n"
+        process.send_signal(number)
+        assert process.stdout.read() == ""
+    assert process.returncode == 128 + number

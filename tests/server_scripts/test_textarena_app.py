@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import textarena
 from starlette.testclient import TestClient
+from starlette.websockets import WebSocketDisconnect
 from textarena.envs.registration import ENV_REGISTRY
 
 from server_scripts.textarena_app import create_app
@@ -96,6 +97,39 @@ def test_a_refused_request_costs_that_request_only(client: TestClient) -> None:
 def test_a_refused_request_over_http_is_the_callers_fault(client: TestClient) -> None:
     answer = client.post("/reset", json={"sed": 1})
     assert (answer.status_code, "Unknown reset setting 'sed'" in answer.json()["detail"]) == (400, True)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/reset", b"no JSON", 422),
+        ("/reset", b'{"seed": NaN}', 422),
+        ("/reset", b'{"seed": "\\ud800"}', 422),
+        ("/reset", b'{"\\ud800": 1}', 422),
+        ("/reset", b'{"self": 1}', 400),
+        ("/step", b'{"action": {"\\udfff": 1e999}}', 422),
+        ("/step", b'{"action": {"message": "[1 1 1]"}}', 400),
+        ("/Sleeper-v0/task", b'{"split": Infinity}', 422),
+        ("/nowhere", b"{}", 404),
+        ("/health", b"{}", 405),
+    ],
+)
+def test_what_no_answer_could_repeat_is_refused_without_it(
+    client: TestClient, path: str, body: bytes, status: int
+) -> None:
+    """Halves of surrogate pairs and infinite numbers have no JSON; they are the caller's fault, not the server's."""
+    answer = client.post(path, content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == status
+    assert answer.json()["detail"]
+
+
+def test_no_session_is_made_without_a_connection_that_ends_it(client: TestClient) -> None:
+    """OpenEnv would make one for each such request, and keep it for ever: these games have no tools for /mcp."""
+    create = {"jsonrpc": "2.0", "id": 1, "method": "openenv/session/create"}
+    assert client.post("/mcp", json=create).json()["error"]["message"] == "These games offer no tools."
+    with pytest.raises(WebSocketDisconnect), client.websocket_connect("/mcp"):
+        pass
+    assert client.get("/sessions").json()["active"] == 0
 
 
 def test_the_schema_names_the_fields(client: TestClient) -> None:

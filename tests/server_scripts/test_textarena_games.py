@@ -203,6 +203,16 @@ def test_a_game_of_two_is_refused(env_id: str) -> None:
         GameSource(env_id)
 
 
+def test_what_was_said_is_not_kept() -> None:
+    """However much a player says, the game does not grow: no part of it holds the text once it was taken."""
+    game = GameSource(VERY_EASY).new_game(0)
+    game.take_messages()
+    game.step("[2 2 7] much ado")
+    assert "much ado" in game.take_messages()[0].content
+    parts = [game._env, game._env.env, game._core, game._state]
+    assert "much ado" not in repr([vars(part) for part in parts])
+
+
 def test_a_setting_that_the_game_does_not_have_is_refused() -> None:
     with pytest.raises(GameError, match="no setting clues; it takes min_number, max_number, max_turns") as caught:
         GameSource("GuessTheNumber-v0", settings={"clues": 40})
