@@ -149,7 +149,7 @@ class ConnectError(OpenEnvError):
         status: HTTP status with which the handshake was answered, if it was.
     """
 
-    remedy = "Check that the server runs and that base_url is right."
+    remedy = "Check that the server runs, that base_url is right and, if the way leads through a proxy, that one too."
 
     def __init__(
         self,

@@ -6,9 +6,10 @@ import ipaddress
 import json
 import math
 import re
-from collections.abc import Mapping
+import reprlib
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, NoReturn
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from .errors import (
     ConfigurationError,
@@ -32,12 +33,14 @@ __all__ = [
     "parse_unasked",
     "public_url",
     "websocket_url",
+    "without_secrets",
 ]
 
 CLOSE = '{"type":"close"}'
 STATE = '{"type":"state"}'  # the server refuses a `data` key here
 
 _SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
+_MAX_DEPTH = 100  # deeper than any observation, and shallow enough for whoever walks through one by recursion
 _URL_REMEDY = "Give the address of the server, for example http://127.0.0.1:8000."
 
 
@@ -68,17 +71,21 @@ def websocket_url(base_url: str) -> str:
     text = base_url.strip()
     try:
         parts = urlsplit(text if "://" in text else f"http://{text}")
-        host, _ = parts.hostname, parts.port  # the port is checked when it is read
+        host, port = parts.hostname, parts.port  # the port is checked when it is read
         (host or "").encode("idna")
-    except ValueError as exc:  # UnicodeError is one
-        raise _bad_url(text, f"is not an address: {exc}") from None
+        name = unquote(parts.username or "", errors="strict")
+        unquote(parts.password or "", errors="strict")
+    except ValueError:  # whose text may show a part of a password; UnicodeError is one
+        raise _bad_url(text, "is not an address") from None
     scheme = _SCHEMES.get(parts.scheme)
     if scheme is None:
-        raise _bad_url(text, f"has the scheme {parts.scheme!r}, not one of {', '.join(_SCHEMES)}")
-    if not host or parts.netloc.endswith(":") or any(character.isspace() for character in text):
+        raise _bad_url(text, f"has a scheme other than {', '.join(_SCHEMES)}")
+    if not host or port == 0 or parts.netloc.endswith(":") or " " in text or not text.isprintable():
         raise _bad_url(text, "is not an address")
-    if parts.fragment:
-        raise _bad_url(text, "has a fragment (#)")
+    if (parts.username is None) != (parts.password is None) or ":" in name:
+        raise _bad_url(text, "has a user name without a password, or with a colon")
+    if parts.fragment or "@" in parts.path:
+        raise _bad_url(text, "has a # or, after the host, an @; in a password /, ? and # are written %2F, %3F and %23")
     segments = [segment for segment in parts.path.split("/") if segment]
     if segments[-1:] != ["ws"]:
         segments.append("ws")
@@ -86,8 +93,13 @@ def websocket_url(base_url: str) -> str:
 
 
 def _bad_url(text: str, fault: str) -> ConfigurationError:
-    shown = re.sub("//[^/]*@", "//", text)  # no password in an error
-    return ConfigurationError(f"base_url {shown!r} {fault}", remedy=_URL_REMEDY)
+    return ConfigurationError(f"base_url {without_secrets(text)!r:.200} {fault}", remedy=_URL_REMEDY)
+
+
+def without_secrets(text: str) -> str:
+    """What may be shown of something that should be an address and perhaps is none."""
+    # Which part of a malformed address is the password is anyone's guess.
+    return "…@…" if "@" in text else re.split(r"[?#]", text)[0]
 
 
 def public_url(url: str) -> str:
@@ -132,7 +144,9 @@ def encode_step(action: Mapping[str, Any]) -> str:
 def _encode(kind: str, data: Mapping[str, Any]) -> str:
     what = "the action" if kind == "step" else "the reset arguments"
     if not isinstance(data, Mapping):
-        raise RequestError(f"{what} must be a dict, not {data!r:.200}", remedy='A text goes as {"message": text}.')
+        raise RequestError(
+            f"{what} must be a dict, not {type(data).__name__}", remedy='A text goes as {"message": text}.'
+        )
     try:
         text = json.dumps({"type": kind, "data": dict(data)}, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as exc:
@@ -164,15 +178,15 @@ def parse_observation(frame: str | bytes) -> Observation:
     data = _data(frame, "observation")
     observation = data.get("observation")
     if not isinstance(observation, dict):
-        raise _malformed(frame, f"has the observation {observation!r:.100}, not an object")
+        raise _malformed(frame, f"has the observation {reprlib.repr(observation)}, not an object")
     done = data.get("done", False)
     if not isinstance(done, bool):
-        raise _malformed(frame, f"has done {done!r:.100}, not true or false")
+        raise _malformed(frame, f"has done {reprlib.repr(done)}, not true or false")
     metadata = data.get("metadata")
     if metadata is None:
         metadata = {}
     if not isinstance(metadata, dict):
-        raise _malformed(frame, f"has the metadata {metadata!r:.100}, not an object")
+        raise _malformed(frame, f"has the metadata {reprlib.repr(metadata)}, not an object")
     return Observation(observation, _reward(frame, data.get("reward")), done, metadata)
 
 
@@ -186,7 +200,7 @@ def _reward(frame: str | bytes, reward: object) -> float | None:
             number = math.inf
         if math.isfinite(number):
             return number
-    raise _malformed(frame, f"has the reward {reward!r:.100}, not a finite number or null")
+    raise _malformed(frame, f"has the reward {reprlib.repr(reward)}, not a finite number or null")
 
 
 def parse_state(frame: str | bytes) -> dict[str, Any]:
@@ -214,27 +228,57 @@ def _data(frame: str | bytes, expected: str) -> dict[str, Any]:
         raise _malformed(frame, "is not a JSON object")
     kind, data = reply.get("type"), reply.get("data")
     if not isinstance(data, dict):
-        raise _malformed(frame, f"has the data {data!r:.100}, not an object")
+        raise _malformed(frame, f"has the data {reprlib.repr(data)}, not an object")
     if kind == "error":
         _raise_error_reply(data)
     if kind != expected:
-        raise _malformed(frame, f"is of type {kind!r:.100}, not {expected!r}")
+        raise _malformed(frame, f"is of type {reprlib.repr(kind)}, not {expected!r}")
     return data
 
 
 def _load(frame: str) -> Any:
     try:
-        reply = json.loads(frame, parse_constant=_refuse_constant)
+        reply = _decoder.decode(frame)
         # An escape may stand for half a character, which could never be sent back.
         if "\\ud" in frame or "\\uD" in frame:
-            reply = json.loads(_without_lone_surrogates(json.dumps(reply, ensure_ascii=False)))
-    except (ValueError, RecursionError) as exc:  # ValueError: bad JSON, and integers too long to convert
+            reply = _decoder.decode(_without_lone_surrogates(json.dumps(reply, ensure_ascii=False)))
+    except RecursionError:
+        raise _malformed(frame, "is nested too deeply") from None
+    except ValueError as exc:  # bad JSON, what the decoder's hooks refuse, and integers too long to convert
         raise _malformed(frame, f"is not JSON: {exc}") from None
+    if _depth(reply) > _MAX_DEPTH:
+        raise _malformed(frame, f"is nested more than {_MAX_DEPTH} levels deep")
     return reply
 
 
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON value")
+def _finite(number: str) -> float:
+    value = float(number)
+    if not math.isfinite(value):
+        raise ValueError(f"{number:.20} is no finite number")
+    return value
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ValueError("a key occurs twice in an object")
+    return result
+
+
+# Python's own reading is too lenient: it makes NaN of NaN, infinity of 1e999, and takes the last of two rewards.
+_decoder = json.JSONDecoder(object_pairs_hook=_without_duplicates, parse_constant=_finite, parse_float=_finite)
+
+
+def _depth(value: object) -> int:
+    """How deep lists and dicts are nested, without recursion."""
+    depth, level = 0, [value]
+    while level := [inner for outer in level if isinstance(outer, (dict, list)) for inner in _members(outer)]:
+        depth += 1
+    return depth
+
+
+def _members(container: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return container.values() if isinstance(container, dict) else container
 
 
 def _raise_error_reply(data: dict[str, Any]) -> NoReturn:
@@ -249,11 +293,11 @@ def _raise_error_reply(data: dict[str, Any]) -> NoReturn:
         raise SessionFailedError(f"the server ended the session with {code}: {text}", code=code)
     listed = data.get("errors")
     errors = [error for error in listed if isinstance(error, dict)] if isinstance(listed, list) else []
-    details = "; ".join(f"{_path(error.get('loc'))}: {error.get('msg')}" for error in errors[:5])
+    details = "; ".join(f"{_path(error.get('loc')):.100}: {error.get('msg')!s:.200}" for error in errors[:5])
     # These are given before the environment is called.
     harmless = code in ("INVALID_JSON", "UNKNOWN_TYPE", "VALIDATION_ERROR")
     raise EnvironmentFailedError(
-        f"the server answered {code or 'an error'}: {text}{f' ({details})' if details else ''}",
+        f"the server answered {code or 'an error':.100}: {text}{f' ({details})' if details else ''}",
         code=code,
         errors=errors,
         maybe_applied=not harmless,

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
-from .testing import MockEnvServer
+if TYPE_CHECKING:
+    from .testing import MockEnvServer
 
 __all__ = ["mock_env_server"]
 
 
 @pytest.fixture
 def mock_env_server() -> Iterator[MockEnvServer]:
-    """A running `MockEnvServer`; assign to ``script`` and call ``inject`` to make it do more than echo."""
+    """A running `MockEnvServer`. Assign to ``script`` and call ``inject`` to make it do more than echo."""
+    from .testing import MockEnvServer  # here, since every run of pytest loads this module, of whatever project
+
     with MockEnvServer() as server:
         yield server

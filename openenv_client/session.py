@@ -10,7 +10,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -18,11 +18,12 @@ from websockets.exceptions import (
     ConnectionClosed,
     InvalidMessage,
     InvalidProxy,
+    InvalidProxyMessage,
     InvalidProxyStatus,
     InvalidStatus,
     InvalidURI,
-    WebSocketException,
 )
+from websockets.http11 import Response
 from websockets.protocol import State
 from websockets.sync.client import ClientConnection, connect
 
@@ -37,6 +38,7 @@ from .errors import (
     ProtocolError,
     ServerFullError,
     SessionAbortedError,
+    SessionFailedError,
     SessionLost,
     StepTimeoutError,
 )
@@ -52,11 +54,21 @@ T = TypeVar("T")
 # this logger to a lower level.
 _websockets_logger = logging.getLogger("openenv_client.websockets")
 _websockets_logger.setLevel(logging.CRITICAL)
+# At DEBUG that would be the handshake as well, whose address and headers may hold a token.
+_websockets_logger.addFilter(lambda record: not str(record.msg).startswith(("> GET", "> %s:")))
 
 _TOO_BIG = 1009
 _INTERNAL_ERROR = 1011
+_REFUSALS = (1002, 1003, 1007, 1008)  # of what was sent, or of who sent it: another attempt would meet them again
+
+_LONGEST = 1e8  # seconds, three years
 
 _ADDRESSES = "Correct base_url or the proxy variables (HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, NO_PROXY)."
+_NO_TLS = "Check that the server runs and speaks TLS; if it does not, give http://."
+_CERTIFICATE = (
+    "Give the host name for which it was made, or let SSL_CERT_FILE name the authority that signed it; "
+    "an expired one must be renewed."
+)
 
 
 class Deadline:
@@ -75,8 +87,8 @@ class Deadline:
         return time.monotonic() - self._start
 
     def remaining(self) -> float:
-        """Seconds left, 0 at least."""
-        return max(0.0, self.seconds - self.elapsed())
+        """Seconds left: 0 at least, and no more than the timers of the system take."""
+        return min(max(0.0, self.seconds - self.elapsed()), _LONGEST)
 
     def at_most(self, seconds: float) -> Deadline:
         """A deadline for one part: so many seconds from now, or what is left of this one if that is less."""
@@ -95,6 +107,38 @@ class SessionSettings:
 
 
 class _Connection(ClientConnection):
+    def handshake(self, *args: Any, **kwargs: Any) -> None:
+        try:
+            try:
+                super().handshake(*args, **kwargs)
+            except ConnectionClosed:
+                # A server that speaks first may have ended the handshake before our request was out.
+                if self.protocol.handshake_exc is None:
+                    raise
+                raise self.protocol.handshake_exc  # noqa: B904 - it has a cause
+        except InvalidStatus as exc:
+            # Before websockets sees it: newer versions follow a redirect, with the headers, wherever it leads.
+            raise _status_error(exc.response, "server") from exc
+
+    def send_data(self) -> None:
+        super().send_data()
+        # Once either side has said that it is over, nothing more can come. websockets would wait until the other side
+        # hangs up, and a frozen one never does.
+        if self.protocol.state is State.CLOSING:
+            _shut(self)
+
+    def close_socket(self) -> None:
+        # Only the thread that reads may close the socket, and only while nobody writes. In the middle of reading or
+        # writing OpenSSL would go on with the number of the descriptor, which may be another connection's by then.
+        _shut(self)
+        if threading.current_thread() is self.recv_events_thread:
+            with self.protocol_mutex:
+                self.socket.close()
+            super().close_socket()
+        else:
+            self.recv_messages.close()  # should it wait for room there
+            self.recv_events_thread.join()
+
     def ping(self, data: DataLike | None = None, *, ack_on_close: bool = False) -> threading.Event:
         # The payload that websockets would choose comes from the global random generator. Training code seeds that one
         # and counts on its sequence, which a keepalive thread must not disturb.
@@ -116,6 +160,9 @@ class Session:
         self._url = url
         self._settings = settings
         self._connection: ClientConnection | None = None
+        self._settled = threading.Event()  # connecting has come to an end
+        self._answered = False
+        self._quiet: threading.Event | None = None  # set when all that the server sent behind its last reply is here
         self._aborted = False
         self._lost_because: str | None = None
         self._pid = os.getpid()
@@ -134,41 +181,64 @@ class Session:
             ConfigurationError: The address or the proxy's is unusable.
             SessionAbortedError: `abort` was called.
         """
-        settings = self._settings
+        failures: list[Exception] = []
+
+        def open_connection() -> None:
+            try:
+                self._open(deadline.remaining())
+            except Exception as exc:  # noqa: BLE001 - it is raised where the caller waits
+                failures.append(exc)
+            finally:
+                self._settled.set()
+
+        # In a thread of its own, so that the deadline and `abort` end the wait whatever it is for: the look-up of a
+        # name cannot be interrupted, and each address of a name would get the whole time.
+        threading.Thread(target=open_connection, name="openenv-connect", daemon=True).start()
         try:
-            # Entering the context is the form whose meaning stays the same in all versions of websockets; leaving it
-            # does no more than `close`, which is ours to call.
-            connect(
-                self._url,
-                additional_headers=dict(settings.headers),
-                # A proxy cannot reach this machine's loopback; websockets would ask it all the same.
-                proxy=None if protocol.is_loopback(self._url) else True,
-                compression=None,  # costs more than it saves on messages of a few kilobytes
-                open_timeout=deadline.remaining(),
-                ping_interval=settings.ping_interval,
-                ping_timeout=settings.ping_timeout,
-                close_timeout=settings.close_timeout,
-                max_size=settings.max_message_size,
-                logger=_websockets_logger,
-                create_connection=cast("type[ClientConnection]", self._register),
-            ).__enter__()
-        except (OSError, WebSocketException, ImportError) as exc:
-            self._connection = None  # websockets has closed it
-            error = _aborted() if self._aborted else _connect_error(exc, deadline)
-            # The cause of a bad proxy address would show its password.
-            raise self._describe(error, deadline) from (None if isinstance(error, ConfigurationError) else exc)
-        except BaseException:  # Ctrl-C; nobody has closed the socket
-            if self._connection is not None:
-                _shut(self._connection)
-                self._connection = None
+            if not self._settled.wait(deadline.remaining()):
+                failures.append(TimeoutError())
+            if not failures and not self._aborted:
+                return
+        except BaseException as exc:  # Ctrl-C
+            self._give_up(f"connecting was interrupted by {type(exc).__name__}")
             raise
+        error = _aborted() if self._aborted else _connect_error(failures[0], deadline)
+        self._give_up(error.message)
+        # The cause of a bad proxy address would show its password.
+        hidden = isinstance(error, (SessionAbortedError, ConfigurationError))
+        raise self._describe(error, deadline) from (None if hidden else error.__cause__ or failures[0])
+
+    def _open(self, timeout: float) -> None:
+        settings = self._settings
+        # Entering the context is the form whose meaning stays the same in all versions of websockets; leaving it does
+        # no more than `close`, which is ours to call.
+        connect(
+            self._url,
+            additional_headers=dict(settings.headers),
+            # A proxy cannot reach this machine's loopback; websockets would ask it all the same.
+            proxy=None if protocol.is_loopback(self._url) else True,
+            compression=None,  # costs more than it saves on messages of a few kilobytes
+            open_timeout=timeout,
+            ping_interval=settings.ping_interval,
+            ping_timeout=settings.ping_timeout,
+            close_timeout=min(settings.close_timeout, _LONGEST),
+            max_size=settings.max_message_size,
+            logger=_websockets_logger,
+            create_connection=cast("type[ClientConnection]", self._register),
+        ).__enter__()
 
     def _register(self, *args: Any, **kwargs: Any) -> ClientConnection:
         # Known before the handshake, so that `abort` can end the wait for it.
         self._connection = connection = _Connection(*args, **kwargs)
         if self._aborted:
-            _shut(connection)
+            self._give_up("it was aborted")
         return connection
+
+    def _give_up(self, reason: str) -> None:
+        """Let go of a connection that is not or not yet open; should it still open, it is shut in the same moment."""
+        self._lost_because = self._lost_because or reason
+        self.abort()
+        self._connection = None  # websockets closes it
 
     def exchange(self, operation: str, request: str, parse: Callable[[str | bytes], T], deadline: Deadline) -> T:
         """Send a request and read its reply.
@@ -188,24 +258,39 @@ class Session:
             raise self._describe(SessionLost(f"the session is gone: {self._lost_because}", transient=False), deadline)
         sent = False
         try:
-            _refuse_unasked(connection)
-            sent = True
-            _send(connection, request, deadline)
-            return parse(self._receive(connection, deadline))
+            with _shut_at(deadline, connection):
+                self._await_quiet(deadline)
+                _refuse_unasked(connection)
+                sent = True
+                _send(connection, request)
+                reply = self._receive(connection, deadline)
+                with contextlib.suppress(ConnectionClosed):  # the reply stands; the next request will see it
+                    self._quiet = connection.ping(ack_on_close=True)
+            result = parse(reply)
         except EnvironmentFailedError as error:
+            self._answered = True
             self._describe(error, deadline)
             raise
         except OpenEnvError as error:
-            lost, cause = error, error.__cause__
+            lost, cause = self._in_order(error), error.__cause__
         except (ConnectionClosed, OSError) as exc:  # TimeoutError is an OSError
             lost, cause = self._classify(exc, operation, len(request), deadline), exc
         except BaseException as exc:
             # Ctrl-C in a notebook: the reply is still to come and must not become the answer to another request.
             self._kill(f"{operation} was interrupted by {type(exc).__name__}")
             raise
+        else:
+            self._answered = True
+            return result
         lost.maybe_applied = sent and not isinstance(lost, ServerFullError)
         self._kill(lost.message)
         raise self._describe(lost, deadline) from cause
+
+    def _await_quiet(self, deadline: Deadline) -> None:
+        # Replies have no ids: one too many would be taken for the answer to the next request. But it comes before the
+        # answer to the ping that was sent behind the reply, for which only those have to wait who ask again at once.
+        if self._quiet is not None and not self._quiet.wait(deadline.remaining()):
+            raise TimeoutError
 
     def _receive(self, connection: ClientConnection, deadline: Deadline) -> str | bytes:
         reply = connection.recv(timeout=deadline.remaining())
@@ -213,12 +298,18 @@ class Session:
             raise _aborted()
         return reply
 
+    def _in_order(self, error: OpenEnvError) -> OpenEnvError:
+        if self._answered and isinstance(error, ServerFullError):
+            # Whoever waits for a free session because of this would have lost the one that there was.
+            return SessionFailedError(f"the server ended a running session: {error.message}", code=error.code)
+        return error
+
     def _classify(self, exc: Exception, operation: str, size: int, deadline: Deadline) -> OpenEnvError:
         if self._aborted:
             return _aborted()
         if isinstance(exc, ConnectionClosed):
-            # A send that ran out of time arrives as a connection that closed without a close frame.
-            if not (exc.sent is exc.rcvd is None and isinstance(exc.__cause__, TimeoutError)):
+            # Out of time arrives as this, too: from a connection that was shut without a close frame.
+            if deadline.remaining() or not exc.sent is exc.rcvd is None:
                 return _closed_error(exc, operation, size, self._settings)
         elif not isinstance(exc, TimeoutError):
             return SessionLost(f"the connection broke during {operation}: {_reason(exc)}")
@@ -233,6 +324,7 @@ class Session:
         """End the session at once, from any thread, without waiting; a request under way raises SessionAbortedError."""
         self._aborted = True
         self._lost_because = self._lost_because or "it was aborted"
+        self._settled.set()
         if self._connection is not None and os.getpid() == self._pid:
             _shut(self._connection)
 
@@ -252,18 +344,34 @@ class Session:
             return
         deadline = Deadline(self._settings.close_timeout)
         try:
-            # The server frees the slot before it closes the socket, so after a proper goodbye the slot is free.
-            _send(connection, protocol.CLOSE, deadline)
-            connection.recv(timeout=deadline.remaining())
+            with _shut_at(deadline, connection):
+                # The server frees the slot before it closes the socket, so after a proper goodbye the slot is free.
+                _send(connection, protocol.CLOSE)
+                while deadline.remaining():
+                    connection.recv(timeout=deadline.remaining())  # a late reply, until the connection ends
         except (ConnectionClosed, OSError, OpenEnvError):
             pass  # closed as asked, lost, frozen, or out of step: in each case all that is left is to close our end
-        self._kill("it was closed")
+        finally:  # also after another Ctrl-C
+            self._kill("it was closed")
 
 
-def _send(connection: ClientConnection, text: str, deadline: Deadline) -> None:
+@contextlib.contextmanager
+def _shut_at(deadline: Deadline, connection: ClientConnection) -> Iterator[None]:
+    """Shut the connection when the time is over, which ends whatever a thread waits for there."""
+    # The buffers of a peer that does not read fill up, and writing then blocks for ever. To the thread that answers
+    # pings that may have happened already, and it holds the lock that a send needs. A timeout on the socket would not
+    # help there, and older versions of websockets would obey it in the long wait for the next message, too.
+    timer = threading.Timer(deadline.remaining(), _shut, [connection])
+    timer.daemon = True
+    timer.start()
     try:
-        # The buffers of a frozen peer fill up; without a timeout on the socket, sending would then block for ever.
-        connection.socket.settimeout(max(deadline.remaining(), 0.001))
+        yield
+    finally:
+        timer.cancel()
+
+
+def _send(connection: ClientConnection, text: str) -> None:
+    try:
         connection.send(text)
     except (ConnectionClosed, OSError):
         # A full server says so and closes, perhaps before our request is out. What it said is still there to be read.
@@ -307,7 +415,7 @@ def _closed_error(exc: ConnectionClosed, operation: str, size: int, settings: Se
         cause = f": {_reason(exc.__cause__)}" if exc.__cause__ else ""
         return SessionLost(f"the connection was cut during {operation}{cause}{hint}")
     reason = f" ({close.reason})" if close.reason else ""
-    if close.code == _TOO_BIG:
+    if close.code == _TOO_BIG and "fragments" not in close.reason:
         if side == "client":
             limit = settings.max_message_size
             return MessageTooBigError(
@@ -335,49 +443,63 @@ def _closed_error(exc: ConnectionClosed, operation: str, size: int, settings: Se
             f"the server broke the WebSocket protocol during {operation}: closed with {close.code}{reason}",
             close_code=close.code,
         )
+    refused = close.code in _REFUSALS
     return SessionLost(
-        f"the server closed the connection during {operation} with code {close.code}{reason}", close_code=close.code
+        f"the server closed the connection during {operation} with code {close.code}{reason}",
+        close_code=close.code,
+        transient=not refused,
+        remedy="See the server's log: it refuses what was sent, or who sent it (token, headers)." if refused else None,
     )
 
 
-def _connect_error(exc: BaseException, deadline: Deadline) -> OpenEnvError:
+def _connect_error(exc: Exception, deadline: Deadline) -> OpenEnvError:
     """The error for a connection that could not be opened, and whether trying again may help."""
-    if isinstance(exc, (InvalidStatus, InvalidProxyStatus)):
-        return _status_error(exc.response.status_code, "proxy" if isinstance(exc, InvalidProxyStatus) else "server")
-    if isinstance(exc, (InvalidURI, InvalidProxy)):
-        return ConfigurationError(
-            f"the address of the server or of its proxy is unusable: {exc.msg}", remedy=_ADDRESSES
+    if isinstance(exc, OpenEnvError):
+        return exc
+    if isinstance(exc, InvalidProxyStatus):
+        return _status_error(exc.response, "proxy")
+    refused = isinstance(exc, ssl.SSLCertVerificationError)  # which is a ValueError as well
+    if isinstance(exc, (InvalidURI, InvalidProxy, ImportError, ValueError)) and not refused:
+        # Others than these say it without the address, which may hold a password.
+        fault = (
+            f": {exc.msg}" if isinstance(exc, (InvalidURI, InvalidProxy)) else f": {exc}" * isinstance(exc, ImportError)
         )
-    if isinstance(exc, ImportError):
-        return ConfigurationError(f"the proxy cannot be used: {exc}", remedy=_ADDRESSES)
+        return ConfigurationError(f"the address of the server or of its proxy is unusable{fault}", remedy=_ADDRESSES)
     if isinstance(exc, ConnectionRefusedError):
         return ConnectError("connection refused: nothing listens there", transient=True)
     if isinstance(exc, socket.gaierror):
         return ConnectError(f"the host name cannot be resolved: {exc}", transient=exc.errno == socket.EAI_AGAIN)
     if isinstance(exc, TimeoutError):
-        return ConnectError(f"no connection within {deadline.seconds:g} s", transient=True)
+        return ConnectError(f"no connection within {deadline.seconds:.3g} s", transient=True)
+    if isinstance(exc, ssl.SSLCertVerificationError):
+        return ConnectError(f"the server's certificate is refused: {exc.verify_message}", remedy=_CERTIFICATE)
+    if isinstance(exc, ssl.SSLEOFError):
+        return ConnectError("the connection was cut during the TLS handshake", transient=True, remedy=_NO_TLS)
     if isinstance(exc, ssl.SSLError):
-        return ConnectError(
-            f"TLS failed: {exc}",
-            remedy="Check that the server speaks TLS (https, wss) and that its certificate is trusted (SSL_CERT_FILE).",
-        )
-    if isinstance(exc, (OSError, ConnectionClosed)):
+        return ConnectError(f"TLS failed: {exc}", remedy=_NO_TLS)
+    # If sending the handshake fails, websockets says just that the connection is closed.
+    if isinstance(exc, (ConnectionError, ConnectionClosed)) or isinstance(exc.__cause__, EOFError):
+        reason = _reason(exc.__cause__ or exc)
+        return ConnectError(f"the connection was cut during the handshake: {reason}", transient=True)
+    if isinstance(exc, OSError):
         return ConnectError(f"the connection failed: {_reason(exc)}", transient=True)
-    # A server that goes away during the handshake ends the stream; anything else is some other protocol.
-    cut = isinstance(exc, InvalidMessage) and isinstance(exc.__cause__, EOFError)
-    return ConnectError(f"the WebSocket handshake failed: {_reason(exc)}", transient=cut)
+    detail = f": {exc.__cause__}" if isinstance(exc, (InvalidMessage, InvalidProxyMessage)) else ""
+    return ConnectError(f"the WebSocket handshake failed: {_reason(exc)}{detail:.200}")
 
 
-def _status_error(status: int, who: str) -> ConnectError:
-    remedy = None
-    if status in (401, 403, 407):
-        remedy = "Check the path of base_url and, if the server wants a token, the headers."
-    elif 300 <= status < 400:
+def _status_error(response: Response, who: str) -> ConnectError:
+    status, remedy, where = response.status_code, None, ""
+    if 300 <= status < 400:
+        where = f" to {protocol.without_secrets(response.headers.get('Location', 'nowhere'))!r:.200}"
         remedy = "Give the address to which it redirects."
+    elif status == 407:
+        remedy = "Put user name and password into the address of the proxy."
+    elif status in (401, 403):
+        remedy = "Check the path of base_url and, if the server wants one, the token."
     elif status == 404:
         remedy = "Check the path of base_url: the endpoint is the address of the server plus /ws."
     return ConnectError(
-        f"the {who} answered the handshake with HTTP {status}",
+        f"the {who} answered the handshake with HTTP {status}{where}",
         status=status,
         transient=status >= 500 or status in (408, 425, 429),
         remedy=remedy,

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeVar, get_args
 from urllib.parse import urlsplit
 
 from .errors import (
@@ -185,7 +185,7 @@ class OpenEnvWrapper:
         self._capacity_timeout = _positive("capacity_timeout", capacity_timeout, or_zero=True)
         self._settings = SessionSettings(
             close_timeout=_positive("close_timeout", close_timeout),
-            max_message_size=int(_positive("max_message_size", max_message_size)),
+            max_message_size=_whole("max_message_size", max_message_size, least=1),
             headers=_checked_headers(headers, token, self._url),
             ping_interval=None if ping_interval is None else _positive("ping_interval", ping_interval),
             ping_timeout=None if ping_timeout is None else _positive("ping_timeout", ping_timeout),
@@ -193,7 +193,7 @@ class OpenEnvWrapper:
         if recover not in get_args(Recover):
             raise ConfigurationError(f"recover is {recover!r}", remedy=f"Give one of {', '.join(get_args(Recover))}.")
         self._recover = recover
-        self._max_recoveries = int(_positive("max_recoveries", max_recoveries, or_zero=True))
+        self._max_recoveries = _whole("max_recoveries", max_recoveries, least=0)
         self._recovery_timeout = _positive("recovery_timeout", recovery_timeout)
         self._pid = os.getpid()
         self._lock = threading.Lock()  # held for the whole of a call
@@ -293,8 +293,7 @@ class OpenEnvWrapper:
     def abort(self) -> None:
         """End the session at once, without waiting; may be called from any thread.
 
-        A call that is under way fails with `SessionAbortedError`; while TCP connects, this takes ``connect_timeout`` at
-        most. `reset` may begin a new episode.
+        A call that is under way fails with `SessionAbortedError`. `reset` may begin a new episode.
         """
         self._aborted.set()
         session = self._session
@@ -311,6 +310,9 @@ class OpenEnvWrapper:
 
     def __repr__(self) -> str:
         return f"<OpenEnvWrapper {public_url(self._url)}{' closed' if self._closed else ''}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"{self!r} is a connection: it cannot be copied or sent to another process. Make one there.")
 
     def __del__(self) -> None:
         # Not close(): a collector must not wait. The session is missing if __init__ has failed.
@@ -330,7 +332,7 @@ class OpenEnvWrapper:
             try:
                 return self._attempt(request, opening)
             except OpenEnvError as error:
-                error.attempts, error.elapsed = attempt, spent.elapsed()
+                error.url, error.attempts, error.elapsed = public_url(self._url), attempt, spent.elapsed()
                 if not error.transient:
                     raise
                 if isinstance(error, ServerFullError):
@@ -405,7 +407,8 @@ class OpenEnvWrapper:
                 self._live_session().abort()
                 what = f"step {number}" if number else "reset"
                 parts = ", ".join(differing)
-                raise self._not_rebuilt(lost, f"in the replay of its game {what} has another {parts}", step=number)
+                why = f"in the replay of its game {what} has another {parts}"
+                raise self._not_rebuilt(lost, why, within, step=number)
         episode.lost = None
         steps, seconds = len(episode.played or ()) - 1, within.elapsed() - started
         episode.recoveries.append(Recovery(lost.message, steps, seconds))
@@ -423,11 +426,11 @@ class OpenEnvWrapper:
         except (ServerFullError, SessionLost):
             raise
         except OpenEnvError as error:
-            raise self._not_rebuilt(lost, f"no other could be opened: {error.message}") from error
+            raise self._not_rebuilt(lost, f"no other could be opened: {error.message}", within) from error
 
-    def _not_rebuilt(self, lost: SessionLost, why: str, *, step: int | None = None) -> RecoveryError:
+    def _not_rebuilt(self, lost: SessionLost, why: str, within: Deadline, *, step: int | None = None) -> RecoveryError:
         error = RecoveryError(f"the session was lost ({lost.message}), and {why}", step=step)
-        error.url = public_url(self._url)
+        error.url, error.elapsed = public_url(self._url), within.elapsed()
         return error
 
     # Order
@@ -462,9 +465,12 @@ def _mapping(name: str, value: Mapping[str, Any] | None) -> Mapping[str, Any]:
 def _checked_headers(headers: Mapping[str, str] | None, token: str | None, url: str) -> dict[str, str]:
     checked = dict(_mapping("headers", headers))
     for name, value in checked.items():
+        if not isinstance(name, str) or not re.fullmatch(r"[\w!#$%&'*+.^`|~-]+", name, re.ASCII):
+            shown = str(name).partition(":")[0]  # what follows may be the value
+            raise ConfigurationError(f"{shown!r:.100} is no name of a header", remedy='Give {"Name": "value"}.')
         # A token that was read from a file often ends in a line break, which would corrupt the request.
-        if not isinstance(value, str) or not value.isprintable():
-            raise ConfigurationError(f"the value of the header {name!r} is no single line of text", remedy="Strip it.")
+        if not isinstance(value, str) or not value.isprintable() or not value.isascii():
+            raise ConfigurationError(f"the value of the header {name!r} is no line of ASCII text", remedy="Strip it.")
     if token is not None:
         # The value is a secret: no message shows it.
         if not isinstance(token, str) or not re.fullmatch(r"[!-~]+", token):
@@ -483,6 +489,12 @@ def _positive(name: str, value: float, *, or_zero: bool = False) -> float:
         raise ConfigurationError(
             f"{name} is {value!r}", remedy=f"Give a finite number {'of 0 or more' if or_zero else 'above 0'}."
         )
+    return value
+
+
+def _whole(name: str, value: int, *, least: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigurationError(f"{name} is {value!r}", remedy=f"Give a whole number of {least} or more.")
     return value
 
 

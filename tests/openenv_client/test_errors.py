@@ -76,3 +76,10 @@ def test_which_errors_are_worth_another_attempt() -> None:
     assert not ProtocolError("garbage").transient
     assert not MessageTooBigError("big").transient
     assert not EnvironmentFailedError("raised").transient
+
+
+@pytest.mark.parametrize("error_type", ALL)
+def test_a_remedy_is_made_of_whole_sentences(error_type: type[OpenEnvError]) -> None:
+    """Those without one of their own are given one where they are raised."""
+    assert re.fullmatch(r"([A-Z].*|reset\(\).*)?(?<!\.)\.?", error_type.remedy)
+    assert error_type.remedy.endswith(".") == bool(error_type.remedy)

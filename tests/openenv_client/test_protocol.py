@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
+import math
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from websockets.uri import parse_uri
 
 from openenv_client import protocol
 from openenv_client.errors import (
@@ -77,6 +81,12 @@ def test_only_the_scheme_changes(base_url: str, url: str) -> None:
             "http://h:port",
             "http://h:99999",
             "http://h:",
+            "http://h:0",
+            "http://user@h",
+            "http://a%3Ab:c@h",
+            "http://h/a@b",
+            "http://%ff:x@h",
+            "http://h/\x00",
             "http:/h:8000",
         ],
         *[
@@ -100,8 +110,26 @@ def test_what_is_no_address_is_refused_with_an_example(base_url: Any) -> None:
 
 def test_no_secret_of_an_address_is_shown() -> None:
     assert protocol.public_url("ws://user:secret@h:1/ws?token=secret") == "ws://h:1/ws"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "http://user:secret@h/#x",
+        "user:secret@h:port",
+        "http://user:se/secret@h",
+        "http://user:12/secret@h:x",
+        "http://user:se?secret@h:x",
+        "http://[user:secret@h",
+        "http://h:x?token=secret",
+        "http://h:x?token=a@secret",
+        "ftp://user:secret@h",
+        "secret://h@x",
+    ],
+)
+def test_an_address_that_is_refused_does_not_show_its_secret(text: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
-        protocol.websocket_url("http://user:secret@h/#x")
+        protocol.websocket_url(text)
     assert "secret" not in str(caught.value)
 
 
@@ -291,9 +319,10 @@ def test_a_message_without_a_request_is_a_refusal_or_a_breach() -> None:
         assert isinstance(parse_unasked(text), ProtocolError)
 
 
+any_text = st.text(st.characters())  # half characters as well
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    st.none() | st.booleans() | st.integers() | st.floats() | any_text,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(any_text, inner, max_size=3),
     max_leaves=10,
 )
 near_replies = st.fixed_dictionaries(
@@ -301,33 +330,151 @@ near_replies = st.fixed_dictionaries(
         "type": st.sampled_from(["observation", "state", "error"]) | json_values,
         "data": st.fixed_dictionaries(
             {},
-            optional=dict.fromkeys(
-                ["observation", "reward", "done", "metadata", "code", "message", "errors", "active_sessions"],
-                json_values,
-            ),
+            optional={
+                "observation": st.dictionaries(any_text, json_values) | json_values,
+                "reward": st.floats() | st.integers() | json_values,
+                "done": st.booleans() | json_values,
+                "metadata": st.dictionaries(any_text, json_values) | json_values,
+                "code": st.sampled_from(["CAPACITY_REACHED", "SESSION_ERROR", "VALIDATION_ERROR"]) | json_values,
+                "message": json_values,
+                "errors": st.lists(st.fixed_dictionaries({}, optional={"loc": json_values, "msg": json_values}))
+                | json_values,
+                "active_sessions": json_values,
+            },
         )
         | json_values,
     }
 ).map(json.dumps)
+frames = st.text() | st.binary() | json_values.map(json.dumps) | near_replies
 
 
-@given(st.text() | st.binary() | json_values.map(json.dumps) | near_replies)
-def test_no_input_of_the_reply_parser_raises_anything_but_our_errors(text: str | bytes) -> None:
+def assert_it_can_be_sent_on(result: object) -> None:
+    """It is JSON in the strict sense, in UTF-8, and shallow enough for code that walks through it by recursion."""
+    json.dumps(result, ensure_ascii=False, allow_nan=False).encode()
+    copy.deepcopy(result)
+
+
+@given(frames)
+def test_whatever_arrives_is_a_sound_result_or_one_of_our_errors(text: str | bytes) -> None:
     with contextlib.suppress(OpenEnvError):
-        json.dumps(parse_observation(text), ensure_ascii=False).encode()
+        observation = parse_observation(text)
+        assert_it_can_be_sent_on(observation)
+        assert observation.reward is None or math.isfinite(observation.reward)
+        assert isinstance(observation.done, bool)
     with contextlib.suppress(OpenEnvError):
-        json.dumps(parse_state(text), ensure_ascii=False).encode()
-    assert isinstance(parse_unasked(text), OpenEnvError)
+        assert_it_can_be_sent_on(parse_state(text))
 
 
-@given(json_values)
-def test_no_action_raises_anything_but_a_request_error(action: Any) -> None:
+@given(frames)
+def test_whatever_arrives_unasked_is_an_error_whose_text_is_bounded(text: str | bytes) -> None:
+    error = parse_unasked(text)
+    assert isinstance(error, (ProtocolError, ServerFullError, SessionFailedError))
+    assert len(str(error)) < 5000
+
+
+python_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.integers().map(lambda power: 10 ** min(abs(power), 10_000))
+    | st.floats()
+    | st.complex_numbers()
+    | any_text
+    | st.binary()
+    | st.builds(object),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.tuples(inner)
+        | st.sets(st.integers())
+        | st.dictionaries(any_text | st.integers() | st.floats() | st.none() | st.tuples(), inner, max_size=3)
+    ),
+    max_leaves=10,
+)
+
+
+@given(python_values)
+def test_any_value_is_sent_as_json_or_refused(value: Any) -> None:
     with contextlib.suppress(RequestError):
-        encode_step({"action": action}).encode()
+        text = encode_step({"action": value})
+        text.encode()
+        assert set(json.loads(text)["data"]) == {"action"}
+    with contextlib.suppress(RequestError):
+        json.loads(encode_reset(value))
 
 
-@given(st.text())
-def test_no_address_raises_anything_but_a_configuration_error(text: str) -> None:
-    with contextlib.suppress(ConfigurationError):
+sound_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(st.dictionaries(st.text(), sound_values, max_size=3))
+def test_what_is_json_arrives_as_it_was(action: dict[str, Any]) -> None:
+    assert json.loads(encode_step(action)) == {"type": "step", "data": action}
+
+
+@pytest.mark.parametrize("depth", [50, 990, 100_000])
+def test_what_cannot_be_sent_is_refused_however_deep_it_is(depth: int) -> None:
+    value: Any = object()
+    for _ in range(depth):
+        value = [value]
+    for action in (value, {"action": value}):
+        with pytest.raises(RequestError):
+            encode_step(action)
+
+
+def test_a_reply_may_be_nested_a_hundred_levels_deep() -> None:
+    """Whatever the version of Python and the depth of the stack."""
+
+    def nested(levels: int) -> str:
+        return frame(observation={"x": 1}).replace("1}}", "[" * levels + "]" * levels + "}}")
+
+    assert_it_can_be_sent_on(parse_observation(nested(98)))
+    with pytest.raises(ProtocolError, match="nested more than 100 levels deep"):
+        parse_observation(nested(99))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"type":"observation","data":{"observation":{"x":NaN}}}',
+        '{"type":"observation","data":{"observation":{"x":[-Infinity]}}}',
+        '{"type":"observation","data":{"observation":{"x":1e999}}}',
+        '{"type":"observation","data":{"observation":{},"reward":0,"reward":1}}',
+        '{"type":"observation","type":"error","data":{"observation":{}}}',
+        r'{"type":"observation","data":{"observation":{"\ud800":1,"\ud801":2}}}',
+    ],
+)
+def test_what_python_reads_but_json_does_not_allow_is_refused(text: str) -> None:
+    with pytest.raises(ProtocolError, match="not JSON"):
+        parse_observation(text)
+
+
+secret_texts = st.text(min_size=1, max_size=8).map(lambda text: f"hunter2{text}hunter2")
+addresses = st.builds(
+    "{}{}{}{}{}{}".format,
+    st.sampled_from(["", "http://", "https://", "ws://", "wss://", "HTTP://", "ftp://", "//", ":"]),
+    st.just("") | st.builds("{}:{}@".format, st.text(max_size=3), secret_texts | secret_texts.map(quote)),
+    st.sampled_from(["h", "h.example", "[::1]", "127.0.0.1", "", "[", "ß.example", "."]) | st.text(max_size=5),
+    st.sampled_from(["", ":1", ":0", ":", ":99999", ":x"]),
+    st.text(max_size=5).map("/{}".format) | st.sampled_from(["", "/ws", "//a//ws/"]),
+    st.just("") | secret_texts.map("?token={}".format) | secret_texts.map("#{}".format),
+)
+
+
+@given(st.text() | addresses)
+def test_any_text_is_an_address_or_refused_and_no_secret_is_shown(text: str) -> None:
+    """U05."""
+    try:
         url = protocol.websocket_url(text)
+    except ConfigurationError as error:
+        shown = str(error)
+    else:
         assert protocol.websocket_url(url) == url
+        assert parse_uri(url).resource_name.isprintable()  # websockets takes it, and it does not break the handshake
+        protocol.is_loopback(url)
+        shown = protocol.public_url(url)
+        assert not {"@", "?"} & set(shown)
+    assert "hunter2" not in shown
+    assert len(shown) < 1000

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import openenv_client.pytest_plugin
+
 ROOT = Path(__file__).parents[2]
 
-A_USERS_TEST = """
+USERS_TESTS = """
 from openenv_client import OpenEnvWrapper
 
 def test_my_scheduler(mock_env_server):
@@ -15,12 +18,44 @@ def test_my_scheduler(mock_env_server):
         env.reset()
         assert env.step({"message": "x"}).done
     assert mock_env_server.sessions == 0
+
+def test_the_next_test_has_a_server_of_its_own(mock_env_server):
+    assert mock_env_server.received == []
+"""
+
+A_SCRIPT_THAT_ASSERTS = """
+import pytest
+from openenv_client import EnvironmentFailedError, OpenEnvWrapper
+
+def test_it(mock_env_server):
+    def script(reset_kwargs):
+        assert reset_kwargs == {"seed": 1}
+    mock_env_server.script = script
+    with OpenEnvWrapper(base_url=mock_env_server.base_url) as env, pytest.raises(EnvironmentFailedError):
+        env.reset(seed=2)
 """
 
 
-def test_the_fixture_works_in_a_users_test(tmp_path: Path) -> None:
-    (tmp_path / "test_it.py").write_text(A_USERS_TEST)
-    plugin = ["-p", "openenv_client.pytest_plugin", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
-    command = [sys.executable, "-m", "pytest", "-q", *plugin, str(tmp_path / "test_it.py")]
+def run(folder: Path, code: str) -> str:
+    (folder / "test_it.py").write_text(code)
+    plugin = ["-p", "openenv_client.pytest_plugin", "-p", "no:cacheprovider", "--rootdir", str(folder)]
+    command = [sys.executable, "-m", "pytest", "-q", *plugin, str(folder / "test_it.py")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert "1 passed" in done.stdout, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def test_the_fixture_works_in_a_users_tests(tmp_path: Path) -> None:
+    output = run(tmp_path, USERS_TESTS)
+    assert "2 passed" in output, output
+
+
+def test_what_a_script_asserts_fails_the_users_test(tmp_path: Path) -> None:
+    output = run(tmp_path, A_SCRIPT_THAT_ASSERTS)
+    assert "1 passed, 1 error" in output, output
+    assert "assert reset_kwargs ==" in output
+
+
+def test_an_installed_package_tells_pytest_of_the_fixture() -> None:
+    [line] = re.findall(r"^\[project\.entry-points\.pytest11\]\n(.*)$", (ROOT / "pyproject.toml").read_text(), re.M)
+    name = openenv_client.pytest_plugin.__name__
+    assert line == f'"{name}" = "{name}"'  # one name for both, so that pytest does not take it for two plugins

@@ -192,7 +192,7 @@ STEP_FAULTS: list[tuple[Fault, type[OpenEnvError], str]] = [
     (Fault("big", "step", 3000), MessageTooBigError, "max_message_size=2000"),
     (Fault("error", "step", "SESSION_ERROR"), SessionFailedError, "SESSION_ERROR"),
     (Fault("error", "step", "FACTORY_ERROR"), SessionFailedError, "FACTORY_ERROR"),
-    (Fault("error", "step", "CAPACITY_REACHED"), ServerFullError, "full"),
+    (Fault("error", "step", "CAPACITY_REACHED"), SessionFailedError, "full"),
     (Fault("send", "step", "garbage"), ProtocolError, "not JSON"),
     (Fault("send", "step", b"\x00\x01"), ProtocolError, "binary"),
     (Fault("send", "step", '{"type":"state","data":{}}'), ProtocolError, "type 'state'"),
@@ -217,7 +217,7 @@ def test_a_step_that_fails_loses_the_episode_and_is_never_sent_again(
         env.step({"move": "B"})
 
     assert type(caught.value) is error_type
-    assert caught.value.maybe_applied == (error_type is not ServerFullError)
+    assert caught.value.maybe_applied
     assert caught.value.url == server.base_url.replace("http", "ws") + "/ws"
     assert [event.data for event in server.received if event.kind == "step"] == [{"move": "A"}]
     env.reset()
@@ -310,7 +310,7 @@ def test_connect_and_reset_are_retried_in_a_new_session(
     server: MockEnvServer, make: MakeWrapper, fault: Fault, seen: list[str]
 ) -> None:
     server.inject(fault)
-    waits = {"connect_timeout": 0.1, "reset_timeout": 0.1} if fault.kind == "delay" else {}
+    waits = {"connect_timeout": 0.5, "reset_timeout": 0.5} if fault.kind == "delay" else {}
 
     assert make(**waits).reset().observation["step"] == 0
     assert kinds(server) == seen
@@ -377,12 +377,6 @@ def test_a_name_that_does_not_exist_is_not_retried(make: MakeWrapper, monkeypatc
     monkeypatch.setenv("no_proxy", "*")
     with pytest.raises(ConnectError, match="cannot be resolved") as caught:
         make(base_url="http://no-such-host.example").reset()
-    assert caught.value.attempts == 1
-
-
-def test_a_server_that_speaks_no_tls_is_not_retried(server: MockEnvServer, make: MakeWrapper) -> None:
-    with pytest.raises(ConnectError, match="TLS failed") as caught:
-        make(base_url=server.base_url.replace("http", "https")).reset()
     assert caught.value.attempts == 1
 
 
@@ -650,7 +644,7 @@ def test_what_should_be_a_dict_is_checked(make: MakeWrapper, name: str) -> None:
         make(**{name: '{"seed": 1}'})
 
 
-@pytest.mark.parametrize("value", ["Bearer secret\n", "secret\r\nX-Other: 1", 5])
+@pytest.mark.parametrize("value", ["Bearer secret\n", "secret\r\nX-Other: 1", "secret é", 5])
 def test_a_header_that_would_corrupt_the_request_is_refused_without_showing_it(make: MakeWrapper, value: Any) -> None:
     with pytest.raises(ConfigurationError, match="'Authorization'") as caught:
         make(headers={"Authorization": value})
@@ -684,6 +678,13 @@ def test_a_token_that_is_none_is_refused_without_showing_it(make: MakeWrapper, t
 def test_a_token_beside_another_authorization_is_refused(make: MakeWrapper, settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="token is not the only authorization"):
         make(token="secret", **settings)
+
+
+@pytest.mark.parametrize("name", ["", "a b", "Authorization: Bearer secret", "X\r\nEvil", "é", 5])
+def test_a_header_without_a_proper_name_is_refused(make: MakeWrapper, name: Any) -> None:
+    with pytest.raises(ConfigurationError, match="no name of a header") as caught:
+        make(headers={name: "secret"})
+    assert "secret" not in str(caught.value)
 
 
 def test_an_address_is_needed() -> None:
