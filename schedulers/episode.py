@@ -77,6 +77,8 @@ class Turn:
                 "step must return as many of one as of the other"
             )
         kept = self.logprobs if logprobs is None else tuple(logprobs)
+        if not any(mask):
+            kept = ()  # nothing that was sampled is left, so nothing of it is unknown
         if kept is not None and len(kept) == len(token_ids):  # also one for each token that was not sampled
             kept = tuple(value for value, sampled in zip(kept, mask, strict=True) if sampled)
         if kept is not None and len(kept) != sum(mask):
@@ -99,6 +101,7 @@ class Episode:
         request: The request as it stands; its ``messages`` grow from turn to turn.
         max_turns: The turn limit of this trajectory; None is none.
         history: The conversation as the last completion left it; shows whether a hook has rewritten it since.
+        uuid: The request's when the trajectory began. It is known by this name, whatever hooks do to the request.
     """
 
     request: RolloutInferRequest
@@ -117,6 +120,11 @@ class Episode:
     parse_failures: int = 0
     sampling_seconds: float = 0.0
     environment_seconds: float = 0.0
+    closing: bool = False
+    uuid: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.uuid = self.request.uuid
 
     def stop(self, reason: StopReason) -> None:
         """End the trajectory; the first reason stays."""
@@ -149,12 +157,18 @@ class Episode:
                 segments.append([turn])
         return segments
 
+    def tokens_before(self, prompt_ids: Sequence[int]) -> int:
+        """How many tokens of its segment stand before a turn with this prompt; 0 where it begins a segment."""
+        if not self.turns or not _extends(Turn("", "stop", tuple(prompt_ids)), self.turns[-1]):
+            return 0
+        return len(prompt_ids) - len(self.segments[-1][0].prompt_ids or ())
+
     def to_output(self) -> RolloutOutput:
         """The trajectory as trainers take it."""
         output = RolloutOutput(
             response=self.response,
             messages=self.request.messages,
-            uuid=self.request.uuid,
+            uuid=self.uuid,
             exception=self.exception,
             rollout_infos={**self.infos, **self._own_infos()},
         )

@@ -153,7 +153,8 @@ class GYMScheduler(MultiTurnScheduler):
 
     async def on_trajectory_start(self, requests: list[RolloutInferRequest]) -> None:
         """Reset an environment for each request and make its first observation the conversation."""
-        await asyncio.gather(*(self._start(self.episode(request)) for request in requests))
+        # One that is cancelled by what it waits for ends like one that fails. When this call is cancelled, all are.
+        await asyncio.gather(*(self._start(self.episode(request)) for request in requests), return_exceptions=True)
 
     async def on_turn_end(
         self, infer_request: RolloutInferRequest, response_choice: ChatCompletionResponseChoice, current_turn: int
@@ -183,14 +184,25 @@ class GYMScheduler(MultiTurnScheduler):
 
     async def on_trajectory_end(self, episode: Episode) -> None:
         """Close the environment. A fault in closing does not spoil what was played."""
-        if episode.env is None:
+        if episode.env is None or episode.closing:
             return
+        episode.closing = True
         try:
             await self.close_env(episode)
         except Exception as error:  # noqa: BLE001 - the episode is over and its rewards stand
-            logger.warning("closing the environment of trajectory %s failed: %s", episode.request.uuid, error)
+            # As text: a log record that is kept would keep the exception's frames, and the environment in them.
+            text = f"{type(error).__name__}: {error}"
+            logger.warning("closing the environment of trajectory %s failed: %s", episode.uuid, text)
         finally:
             episode.env = None
+            episode.closing = False
+
+    async def _finish(self, episode: Episode) -> None:
+        try:
+            await super()._finish(episode)
+        finally:
+            # A subclass's hook may have failed before it called ours, or have opened something after aclose.
+            await GYMScheduler.on_trajectory_end(self, episode)
 
     async def _start(self, episode: Episode) -> None:
         with self._failures_end(episode):

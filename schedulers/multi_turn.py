@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -45,6 +45,7 @@ class SchedulerOptions(TypedDict, total=False):
     tokenizer: Tokenizer | None
     template_kwargs: Mapping[str, Any] | None
     max_trajectory_tokens: int | None
+    extra_rewards: Mapping[str, Callable[[Episode], float]] | None
 
 
 class RolloutScheduler:
@@ -60,6 +61,9 @@ class RolloutScheduler:
         template_kwargs: Further variables of the chat template, such as ``{"enable_thinking": False}``.
         max_trajectory_tokens: The most tokens after the first prompt, environment text included (a trainer's completion
             length); None is no limit. ``RequestConfig.max_tokens`` is the limit of one turn.
+        extra_rewards: Further reward components by name, each a function of a trajectory that is over and scored (0.0
+            when it had no turn). They stand in ``rollout_infos["rewards"]`` and leave ``total_reward`` as it is; what
+            they weigh beside it is the trainer's to say.
 
     Raises:
         ValueError: A limit is below 1.
@@ -73,6 +77,7 @@ class RolloutScheduler:
         tokenizer: Tokenizer | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
         max_trajectory_tokens: int | None = None,
+        extra_rewards: Mapping[str, Callable[[Episode], float]] | None = None,
     ) -> None:
         for name, value in (("max_turns", max_turns), ("max_trajectory_tokens", max_trajectory_tokens)):
             if value is not None and value < 1:
@@ -80,6 +85,7 @@ class RolloutScheduler:
         self.infer_engine = infer_engine
         self.max_turns = max_turns
         self.max_trajectory_tokens = max_trajectory_tokens
+        self.extra_rewards = dict(extra_rewards or {})
         self._tokenizer = tokenizer
         self._template_kwargs = template_kwargs
         self._prompts: ChatPrompts | None = None
@@ -198,7 +204,16 @@ class RolloutScheduler:
             await self._play(episode, request_config)
         finally:
             await self._finish(episode)
-        return episode.to_output()
+        outputs = self.outputs_of(episode)
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    def outputs_of(self, episode: Episode) -> list[RolloutOutput]:
+        """What a trajectory that is over comes to: one output, unless a subclass makes several of it."""
+        return [episode.to_output()]
+
+    def is_waiting(self, episode: Episode) -> bool:
+        """Whether a trajectory waits for what only the end of another may give it, such as a server's session."""
+        return False
 
     def episode(self, infer_request: RolloutInferRequest) -> Episode:
         """What is known of a running trajectory, for hooks.
@@ -222,10 +237,15 @@ class RolloutScheduler:
         return self._tokenizer if self._tokenizer is not None else getattr(self.infer_engine, "tokenizer", None)
 
     async def aclose(self) -> None:
-        """End every trajectory that is still open and free what the scheduler holds. It can be used again."""
-        for episode in list(self._episodes.values()):
+        """End every trajectory that is still open, all of them side by side. The scheduler can be used again."""
+        episodes = list(self._episodes.values())
+        for episode in episodes:
             episode.fail(StopReason.CANCELLED, asyncio.CancelledError("the scheduler was closed"))
-            await self._finish(episode)
+        # A hook that raises does not leave the others open.
+        results = await asyncio.gather(*map(self._finish, episodes), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
 
     async def __aenter__(self) -> Self:
         return self
@@ -238,7 +258,7 @@ class RolloutScheduler:
     def _register(self, request: RolloutInferRequest) -> Episode:
         self._check_uuids([request])
         episode = Episode(request, max_turns=self.max_turns)
-        self._episodes[request.uuid] = episode
+        self._episodes[episode.uuid] = episode
         return episode
 
     async def _play(self, episode: Episode, config: RequestConfig) -> None:
@@ -263,11 +283,11 @@ class RolloutScheduler:
             self._fail(episode, StopReason.ERROR, error)
         except (OpenEnvError, EnvError) as error:
             self._fail(episode, StopReason.ENV_LOST, error)
-        except asyncio.CancelledError as error:
-            episode.fail(StopReason.CANCELLED, error)
-            raise
         except Exception as error:  # noqa: BLE001 - a hook may raise anything; it must not take the siblings with it
             self._fail(episode, StopReason.ERROR, error)
+        except BaseException as error:  # a cancellation, or the end of the program
+            episode.fail(StopReason.CANCELLED, error)
+            raise
 
     def _prepare_turn(self, episode: Episode, config: RequestConfig) -> RequestConfig | None:
         """Set the prompt's ids and how much may be sampled; None, and the trajectory ended, when there is no room."""
@@ -326,8 +346,7 @@ class RolloutScheduler:
         if context is not None:
             rooms.append(context - len(prompt_ids))
         if self.max_trajectory_tokens is not None:
-            start = len(episode.segments[-1][0].prompt_ids or ()) if episode.turns else len(prompt_ids)
-            rooms.append(self.max_trajectory_tokens - (len(prompt_ids) - start))
+            rooms.append(self.max_trajectory_tokens - episode.tokens_before(prompt_ids))
         return min(rooms) if rooms else None
 
     async def _sample(self, episode: Episode, config: RequestConfig) -> ChatCompletionResponse:
@@ -362,11 +381,8 @@ class RolloutScheduler:
         continues = bool(episode.turns) and request.messages[-1]["role"] == "assistant"
         turn = Turn.from_choice(choice, prompt_ids, continues=continues)
         if choice.logprobs is not None and turn.logprobs is None:
-            self._warn_once(
-                "logprobs",
-                f"{type(self.infer_engine).__name__} gave log-probabilities that do not match its tokens one to one; "
-                "they are dropped for the whole trajectory",
-            )
+            engine = type(self.infer_engine).__name__
+            self._warn_of_logprobs(f"{engine} gave some that do not match its tokens one to one")
         episode.response = response
         episode.turns.append(turn)
         if continues:
@@ -377,10 +393,8 @@ class RolloutScheduler:
         return choice
 
     def _apply_step(self, episode: Episode, result: dict[str, Any]) -> None:
-        request = result["infer_request"]
-        if request is not episode.request:
-            request.uuid = episode.request.uuid
-            episode.request = request
+        request = episode.request = result["infer_request"]
+        request.uuid = episode.uuid
         episode.infos.update(result.get("rollout_infos") or {})
         if "response_token_ids" in result:
             episode.turns[-1] = episode.turns[-1].with_tokens(
@@ -393,8 +407,21 @@ class RolloutScheduler:
             raise ValueError("step returned response_loss_mask without response_token_ids; it must return both")
 
     async def _finish(self, episode: Episode) -> None:
-        if self._episodes.pop(episode.request.uuid, None) is not None:
+        """Say that a trajectory is over, the first time that this is called for it."""
+        if self._episodes.get(episode.uuid) is episode:  # after aclose its uuid may already name another one
+            del self._episodes[episode.uuid]
+            with self._failures_end(episode):
+                self._add_rewards(episode)
+            if len({turn.logprobs is None for turn in episode.turns}) > 1:
+                self._warn_of_logprobs("some turns of a trajectory have none that match their tokens")
             await self.on_trajectory_end(episode)
+
+    def _add_rewards(self, episode: Episode) -> None:
+        for name, reward in self.extra_rewards.items():
+            if name in episode.rewards:
+                raise ValueError(f"extra_rewards: the scheduler has a reward {name!r} of its own; rename yours")
+            if episode.scored:
+                episode.rewards[name] = float(reward(episode)) if episode.turns else 0.0
 
     # -- small things -------------------------------------------------------------------------------
 
@@ -408,6 +435,8 @@ class RolloutScheduler:
 
     def _fail(self, episode: Episode, reason: StopReason, error: Exception) -> None:
         """End a trajectory as unscored and say so in the log."""
+        if episode.stop_reason is StopReason.CANCELLED:
+            return  # the scheduler was closed, and this is what came of it
         episode.fail(reason, error)
         # A server that is gone fails every trajectory alike: the first traceback says where, the others are one line.
         kind = type(error).__name__
@@ -415,7 +444,7 @@ class RolloutScheduler:
         self._warned.add(kind)
         logger.error(
             "trajectory %s ended unscored in turn %d (%s): %s",
-            episode.request.uuid,
+            episode.uuid,
             len(episode.turns),
             reason,
             error,
@@ -434,6 +463,9 @@ class RolloutScheduler:
             raise RolloutError(
                 f"all {len(outputs)} trajectories ended in an exception, the first: {outputs[0].error}"
             ) from outputs[0].exception
+
+    def _warn_of_logprobs(self, reason: str) -> None:
+        self._warn_once("logprobs", f"log-probabilities are dropped for the whole trajectory: {reason}")
 
     def _warn_once(self, key: str, text: str) -> None:
         if key not in self._warned:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import functools
+import contextlib
+import contextvars
 import json
 import logging
 import random
 import re
+import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -198,38 +199,42 @@ class OpenEnvScheduler(GYMScheduler):
             episode.stop(StopReason.PARSE_ERROR)
         return transition
 
+    def is_waiting(self, episode: Episode) -> bool:
+        """Whether it waits for a session of a full server."""
+        return episode.env in self._bridge.waiting
+
     async def close_env(self, episode: Episode) -> None:
         """Close the session, also when the task that played it is being cancelled."""
         episode.infos["recoveries"] = [recovery._asdict() for recovery in episode.env.recoveries]
         await self._bridge.close(episode.env)
-
-    async def aclose(self) -> None:
-        """End what is open and free the threads. The scheduler can be used again afterwards."""
-        await super().aclose()
-        self._bridge.shutdown()
 
     def _make_wrapper(self, env_config: dict[str, Any]) -> OpenEnvWrapper:
         return OpenEnvWrapper(env_config, **{**self.env_settings, "capacity_timeout": 0})
 
 
 class _Bridge:
-    """Runs blocking calls on threads of its own, a bounded number at a time, and queues for a full server's slots.
+    """Runs blocking calls in threads, a bounded number at a time, and queues for a full server's slots.
 
-    ``asyncio.to_thread`` would share min(32, cpu + 4) threads with everything else in the process. Locks belong to the
-    event loop that uses them, so that a scheduler works in one ``asyncio.run`` after another.
+    Each call gets a thread of its own: beside a round trip over a socket that costs little, there is no pool that could
+    be exhausted by others, has to be closed, or would be empty in a forked process, and sessions are closed side by
+    side however many calls wait for their server. Locks belong to the event loop that uses them, so that a scheduler
+    works in one ``asyncio.run`` after another, and in several threads.
     """
 
     def __init__(self, limit: int) -> None:
+        self.waiting: set[OpenEnvWrapper] = set()  # for a slot
         self._limit = limit
-        self._executor: ThreadPoolExecutor | None = None
         self._permits: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
         self._waiters: WeakKeyDictionary[asyncio.AbstractEventLoop, deque[asyncio.Future[None]]] = WeakKeyDictionary()
+
+    def __reduce__(self) -> tuple[type[_Bridge], tuple[int]]:
+        return _Bridge, (self._limit,)  # a copy, or the scheduler's in another process, shares no lock with this one
 
     async def call(self, wrapper: OpenEnvWrapper, function: Callable[..., _T], *args: Any) -> _T:
         """Run ``function(*args)`` on a thread. When the caller is cancelled, the wait in the thread ends as well."""
         permit = self._permits.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self._limit))
         async with permit:
-            call = self._submit(function, *args)
+            call = _in_thread(function, *args)
             try:
                 return await call
             except asyncio.CancelledError:
@@ -256,13 +261,17 @@ class _Bridge:
                     error.remedy = "Start the server with more sessions (--max-concurrent-envs), or raise slot_timeout."
                     raise
             jitter = random.uniform(0.5, 1.0)
-            await self._slot_freed(min(delay * jitter, max(deadline - loop.time(), 0.0)))
+            self.waiting.add(wrapper)
+            try:
+                await self._slot_freed(min(delay * jitter, max(deadline - loop.time(), 0.0)))
+            finally:
+                self.waiting.discard(wrapper)
             delay = min(2 * delay, 2.0)
 
     async def close(self, wrapper: OpenEnvWrapper) -> None:
         """Close on a thread, and tell the next in the queue. A cancellation of the caller does not undo it."""
         try:
-            await asyncio.shield(self._submit(wrapper.close))
+            await asyncio.shield(_in_thread(wrapper.close))
         finally:
             waiters = self._waiters.get(asyncio.get_running_loop())
             while waiters:
@@ -270,18 +279,6 @@ class _Bridge:
                 if not waiter.done():
                     waiter.set_result(None)
                     break
-
-    def shutdown(self) -> None:
-        """End the threads once their calls are over; the next call starts new ones."""
-        if self._executor is not None:
-            self._executor.shutdown(wait=False)
-            self._executor = None
-
-    def _submit(self, function: Callable[..., _T], *args: Any) -> asyncio.Future[_T]:
-        if self._executor is None:
-            # One thread more than calls, so that a session can be closed while every call waits for its server.
-            self._executor = ThreadPoolExecutor(self._limit + 1, thread_name_prefix="openenv")
-        return asyncio.get_running_loop().run_in_executor(self._executor, functools.partial(function, *args))
 
     async def _slot_freed(self, timeout: float) -> None:
         """Wait until a session of this scheduler was closed, at most ``timeout`` seconds; others may free slots too."""
@@ -294,3 +291,28 @@ class _Bridge:
         finally:
             if waiter in waiters:
                 waiters.remove(waiter)
+
+
+def _in_thread(function: Callable[..., _T], *args: Any) -> asyncio.Future[_T]:
+    """Call a function in a new thread, as ``asyncio.to_thread`` does in one of its pool.
+
+    A daemon: a server that does not answer must not hold the end of the program.
+    """
+    loop = asyncio.get_running_loop()
+    call: asyncio.Future[_T] = loop.create_future()
+    context = contextvars.copy_context()
+
+    def settle(settle_call: Callable[[Any], None], outcome: object) -> None:
+        if not call.done():  # not cancelled meanwhile
+            settle_call(outcome)
+
+    def run() -> None:
+        try:
+            answer: tuple[Callable[[Any], None], object] = (call.set_result, context.run(function, *args))
+        except BaseException as error:  # noqa: BLE001 - it is raised where the call is awaited
+            answer = (call.set_exception, error)
+        with contextlib.suppress(RuntimeError):  # the event loop was closed: nobody waits
+            loop.call_soon_threadsafe(settle, *answer)
+
+    threading.Thread(target=run, name="openenv", daemon=True).start()
+    return call

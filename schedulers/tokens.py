@@ -32,7 +32,12 @@ class ChatPrompts:
         self._special_ids = {*getattr(tokenizer, "all_special_ids", ()), tokenizer.eos_token_id, *unnamed}
 
     def first(self, messages: Messages) -> list[int]:
-        """The ids of a whole conversation, up to where the assistant's answer begins."""
+        """The ids of a whole conversation, up to where the assistant's answer begins, or goes on in its message."""
+        if messages and messages[-1]["role"] == "assistant":
+            around = [*messages[:-1], {**messages[-1], "content": _SENTINEL}]
+            before, found, _ = self._render(around, generation_prompt=False).partition(_SENTINEL)
+            if found:
+                return self._encode(before + messages[-1]["content"])
         return self._encode(self._render(messages))
 
     def extend(

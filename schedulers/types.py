@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import uuid as _uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 __all__ = [
@@ -68,12 +68,15 @@ class RolloutInferRequest:
         prompt_token_ids: The exact prompt to sample from, shape ``(prompt_length,)``. Set by the scheduler, which
             extends it from turn to turn. When it is not None an engine samples from it and does not render
             ``messages``.
+        max_tokens: The most tokens of the next completion. Set by ``run_multi_turn``, where a whole batch has one
+            ``RequestConfig`` and some trajectories have less room left than it says.
     """
 
     messages: Messages = field(default_factory=list)
     data_dict: dict[str, Any] = field(default_factory=dict)
     uuid: str = field(default_factory=lambda: _uuid.uuid4().hex)
     prompt_token_ids: list[int] | None = None
+    max_tokens: int | None = None
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> RolloutInferRequest:
@@ -84,7 +87,7 @@ class RolloutInferRequest:
         """
         if not isinstance(row, Mapping):
             raise TypeError(f"a request must be a RolloutInferRequest or a row with 'messages', not {row!r}")
-        known = {f.name for f in fields(cls)}
+        known = {"messages", "data_dict", "uuid"}
         messages = row.get("messages") or []
         if not isinstance(messages, (list, tuple)) or not all(isinstance(message, Mapping) for message in messages):
             raise TypeError(f"'messages' of a row must be a list of {{'role': …, 'content': …}}, not {messages!r}")

@@ -111,7 +111,9 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
     async def send(self, message: Any) -> None:
         """Send; to a client that is gone or told to go, nothing, which the application learns when it next listens."""
         await self.writable.wait()
-        if not self.close_sent:
+        if self.transport.is_closing():
+            self.handshake_complete = True  # nobody is left to answer; uvicorn would log that there was none, or worse
+        elif not self.close_sent:
             with contextlib.suppress(ClientDisconnected):
                 await super().send(message)
         if message["type"] == "websocket.http.response.body":

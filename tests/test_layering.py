@@ -100,6 +100,7 @@ def test_the_public_names_of_the_schedulers_are_these() -> None:
         "Episode",
         "GYMScheduler",
         "InferEngine",
+        "MathTipsScheduler",
         "Message",
         "Messages",
         "MultiTurnScheduler",
@@ -113,11 +114,15 @@ def test_the_public_names_of_the_schedulers_are_these() -> None:
         "StopReason",
         "TextArenaGame",
         "TextArenaScheduler",
+        "ThinkingModelTipsScheduler",
         "Tokenizer",
         "Transition",
         "Turn",
         "envs",
         "multi_turns",
+        "rollout_fn_of",
+        "run_multi_turn",
+        "start_multi_turn",
     ]
 
 

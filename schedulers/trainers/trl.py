@@ -20,22 +20,22 @@ that.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
-import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 from schedulers.engines.base import InferEngine
+from schedulers.trainers.loop_thread import LoopThread
 from schedulers.types import RequestConfig, RolloutInferRequest, RolloutOutput, StopReason
 
 try:
     import datasets
+    from accelerate.utils import is_peft_model
     from trl.models import unwrap_model_for_generation
 
     from schedulers.engines.transformers import TransformersEngine
@@ -56,7 +56,6 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
-_T = TypeVar("_T")
 
 
 class NoScoredRolloutError(RuntimeError):
@@ -99,6 +98,9 @@ class TRLRollout:
         stop: Texts that end a turn.
         make_engine: Called once with the trainer. By default a ``TransformersEngine`` samples from the very model that
             is being trained, so its weights are always in step.
+        load_weights: Puts weights (a state dict, adapters merged into it) to where the engine samples from. It is
+            called before every batch for which the trainer has changed them, unless TRL does so itself
+            (``GRPOConfig.use_vllm``). By default the engine's own ``load_weights``, if it has one.
         max_attempts: A batch without one scored trajectory is played again, so often in all, before training stops: it
             could teach nothing, and yet an optimizer with momentum would move the weights.
         on_batch: Called for each batch with its outputs and the trainer's step, for instance to record them.
@@ -114,6 +116,7 @@ class TRLRollout:
         max_new_tokens: int,
         stop: Sequence[str] = (),
         make_engine: Callable[[Any], InferEngine] | None = None,
+        load_weights: Callable[[Mapping[str, Any]], None] | None = None,
         max_attempts: int = 3,
         on_batch: Callable[[list[RolloutOutput], int], None] | None = None,
     ) -> None:
@@ -125,10 +128,13 @@ class TRLRollout:
         self.max_attempts = max_attempts
         self._make_scheduler = make_scheduler
         self._make_engine = make_engine
+        self._load_weights = load_weights
         self._on_batch = on_batch
         self._trainer: Any = None
+        self._update: Callable[[Mapping[str, Any]], None] | None = None
+        self._updated_step: int | None = None
         self._scheduler: Scheduler | None = None
-        self._loop: _LoopThread | None = None
+        self._loop: LoopThread | None = None
         self._warned: set[str] = set()
 
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
@@ -151,6 +157,7 @@ class TRLRollout:
         config = self._request_config(trainer.args)
         scheduler, loop = self._start(trainer)
         with self._weights(trainer):
+            self._update_engine(trainer)
             outputs = self._play(prompts, config, scheduler, loop)
         if self._on_batch is not None:
             self._on_batch(outputs, trainer.state.global_step)
@@ -163,7 +170,7 @@ class TRLRollout:
         return self._columns(outputs, trainer)
 
     def _play(
-        self, prompts: list[Any], config: RequestConfig, scheduler: Scheduler, loop: _LoopThread
+        self, prompts: list[Any], config: RequestConfig, scheduler: Scheduler, loop: LoopThread
     ) -> list[RolloutOutput]:
         """Play a batch, again if nothing of it was scored."""
         for attempt in range(1, self.max_attempts + 1):
@@ -194,17 +201,21 @@ class TRLRollout:
     ) -> None:
         self.close()
 
-    def _start(self, trainer: Any) -> tuple[Scheduler, _LoopThread]:
+    def _start(self, trainer: Any) -> tuple[Scheduler, LoopThread]:
         if self._scheduler is None or self._loop is None or self._trainer is not trainer:
             self.close()
             self._trainer = trainer
-            self._scheduler = self._make_scheduler((self._make_engine or _engine_of)(trainer))
-            self._loop = _LoopThread()
+            engine = (self._make_engine or _engine_of)(trainer)
+            self._update = self._load_weights or getattr(engine, "load_weights", None)
+            self._updated_step = None
+            self._scheduler = self._make_scheduler(engine)
+            self._loop = LoopThread("trl-rollout")
         return self._scheduler, self._loop
 
     def _weights(self, trainer: Any) -> AbstractContextManager[Any]:
         """While this lasts, weights that DeepSpeed spreads over several devices are here in whole."""
-        if self._make_engine is not None or trainer.accelerator.distributed_type != "DEEPSPEED":
+        read = self._make_engine is None or self._update is not None
+        if not read or trainer.accelerator.distributed_type != "DEEPSPEED":
             return nullcontext()
         weights: AbstractContextManager[Any] = unwrap_model_for_generation(
             trainer.model_wrapped,
@@ -213,6 +224,15 @@ class TRLRollout:
             gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
         )
         return weights
+
+    def _update_engine(self, trainer: Any) -> None:
+        """Bring an engine that has a copy of the weights into step with the trainer."""
+        step: int = trainer.state.global_step
+        if self._update is None or trainer.args.use_vllm or step == self._updated_step:
+            return
+        with _whole_weights(trainer) as weights:
+            self._update(weights)
+        self._updated_step = step
 
     def _request_config(self, args: Any) -> RequestConfig:
         # The loss divides logits by GRPOConfig's temperature, so there must not be a second one to set.
@@ -272,6 +292,34 @@ class TRLRollout:
             logger.warning(text)
 
 
+@contextmanager
+def _whole_weights(trainer: Any) -> Iterator[dict[str, Any]]:
+    """The state dict of the trained model, under the names of its checkpoint, with adapters merged into it.
+
+    Raises:
+        ValueError: FSDP spreads it over several devices.
+    """
+    if trainer.accelerator.distributed_type == "FSDP":
+        raise ValueError(
+            "the weights of a model under FSDP cannot be handed to an engine here; let TRL do it: "
+            "GRPOConfig(use_vllm=True), and make_engine=lambda trainer: VLLMEngine(trainer.vllm_generation.llm)"
+        )
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    if not is_peft_model(model):
+        yield model.state_dict()
+        return
+    model.merge_adapter()
+    try:
+        state = model.get_base_model().state_dict()
+        yield {
+            name.replace(".base_layer", "").replace("modules_to_save.default.", ""): weight
+            for name, weight in state.items()
+            if model.base_model.prefix not in name and ".original_module." not in name
+        }
+    finally:
+        model.unmerge_adapter()
+
+
 def _any_scored(outputs: list[RolloutOutput]) -> bool:
     return not outputs or any(output.total_reward is not None for output in outputs)
 
@@ -326,7 +374,7 @@ class RewardFunction:
     """A reward function for ``GRPOTrainer`` that reads what the scheduler reported.
 
     Args:
-        component: Which entry of ``rollout_infos["rewards"]``; None for ``total_reward``.
+        component: Which entry of ``rollout_infos["rewards"]``; None or ``"total_reward"`` for the total.
         log_rollouts: Also log, through TRL, the means over the batch of ``rollout/turns``, ``rollout/unscored``,
             ``rollout/solved`` (if the scheduler says ``solved``) and, for each reason to stop,
             ``rollout/stop/<reason>``.
@@ -362,7 +410,7 @@ class RewardFunction:
     def _reward(self, infos: Mapping[str, Any]) -> float | None:
         total: float | None = infos["total_reward"]
         rewards: Mapping[str, float] = infos.get("rewards") or {}
-        if total is None or self.component is None:
+        if total is None or self.component in (None, "total_reward"):
             return total
         if rewards and self.component not in rewards:
             raise ValueError(f"the scheduler reports no reward {self.component!r}, only {', '.join(sorted(rewards))}")
@@ -377,7 +425,7 @@ def reward_functions(*components: str) -> list[Callable[..., Any]]:
     ``rollout/`` metrics of ``RewardFunction``.
 
     Args:
-        *components: Keys of ``rollout_infos["rewards"]``; none for ``total_reward``.
+        *components: Keys of ``rollout_infos["rewards"]``, or ``"total_reward"``, which none at all means as well.
     """
     names: Sequence[str | None] = components or (None,)
     return [RewardFunction(name, log_rollouts=index == 0) for index, name in enumerate(names)]
@@ -494,43 +542,3 @@ def _engine_of(trainer: Any) -> TransformersEngine:
 
 def _tokenizer_of(trainer: Any) -> Any:
     return getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
-
-
-class _LoopThread:
-    """An event loop in a thread of its own: it can be used where another loop already runs, and outlives one batch."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="trl-rollout", daemon=True)
-        self._thread.start()
-
-    def run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
-        """Wait for a coroutine. An interrupt of the waiting cancels it and lets it clean up first."""
-        tasks: list[asyncio.Task[_T]] = []
-        done = threading.Event()
-
-        def start() -> None:
-            tasks.append(self._loop.create_task(coroutine))
-            tasks[0].add_done_callback(lambda _: done.set())
-
-        def cancel() -> None:
-            if tasks:
-                tasks[0].cancel()
-            else:  # interrupted before it was started
-                coroutine.close()
-                done.set()
-
-        try:
-            self._loop.call_soon_threadsafe(start)
-            done.wait()
-        except BaseException:
-            self._loop.call_soon_threadsafe(cancel)
-            done.wait()
-            raise
-        return tasks[0].result()
-
-    def close(self) -> None:
-        """End the thread."""
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()

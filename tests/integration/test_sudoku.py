@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from examples.sudoku.board import Board, solve
+from examples.sudoku.example import perfect
 from examples.sudoku.rewards import REWARD_NAMES
 from examples.sudoku.scheduler import SudokuScheduler
 from openenv_client import OpenEnvWrapper
@@ -23,7 +24,7 @@ from schedulers import (
 )
 from schedulers.engines import ScriptedEngine
 from server_scripts.launch import ServerProcess
-from tests.examples.sudoku.games import perfect, right_moves, sudoku, wrong_move
+from tests.examples.sudoku.games import right_moves, sudoku, wrong_move
 
 Servers = Callable[..., ServerProcess]
 

@@ -175,6 +175,12 @@ def test_logprobs_of_the_engine_that_no_longer_fit_are_dropped() -> None:
     assert turn([1], [30, 31, 32]).with_tokens([30, 31]).logprobs is None
 
 
+@pytest.mark.parametrize("logprobs", [None, []])
+def test_logprobs_of_a_turn_that_was_cut_to_nothing_are_known(logprobs: list[float] | None) -> None:
+    """The other turns' need not be dropped for it, whatever the engine gave for what is gone."""
+    assert turn([1], [30, 31]).with_tokens([90, 91, 92], [0, 0, 0], logprobs).logprobs == ()
+
+
 def test_mask_of_another_length_is_refused() -> None:
     with pytest.raises(ValueError, match="response_loss_mask has 1 entries and response_token_ids 2"):
         turn([1], [30, 31]).with_tokens([30, 31], [1])

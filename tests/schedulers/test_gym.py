@@ -70,6 +70,8 @@ class Other(Counter):
 @pytest.fixture(autouse=True)
 def registry(monkeypatch: pytest.MonkeyPatch) -> None:
     Counter.made = []
+    for name in list(envs):  # those of other tests' imports
+        monkeypatch.delitem(envs, name)
     monkeypatch.setitem(envs, "counter", Counter)
     monkeypatch.setitem(envs, "other", Other)
 

@@ -539,6 +539,54 @@ async def test_episode_of_a_trajectory_that_does_not_run() -> None:
         Talk().episode(play(uuid="u"))
 
 
+# -- rewards of one's own ---------------------------------------------------------------------------
+
+
+def words(episode: Episode) -> float:
+    return sum(len(turn.text.split()) for turn in episode.turns) / len(episode.turns)
+
+
+async def test_extra_rewards_stand_beside_the_total() -> None:
+    scheduler = Talk(ScriptedEngine(["a b", "c"]), 2, extra_rewards={"words": words, "turns": lambda e: len(e.turns)})
+    output = await one(scheduler)
+    assert output.rollout_infos["rewards"] == {"words": 1.5, "turns": 2.0}
+    assert output.total_reward == 0.0
+
+
+async def test_extra_reward_of_a_trajectory_without_a_turn_is_zero() -> None:
+    class Over(Talk):
+        async def on_trajectory_start(self, requests: list[RolloutInferRequest]) -> None:
+            self.episode(requests[0]).stop(StopReason.ENV_DONE)
+
+    output = await one(Over(ScriptedEngine([]), extra_rewards={"words": words}))
+    assert output.rollout_infos["rewards"] == {"words": 0.0}
+
+
+async def test_extra_reward_that_raises_leaves_its_own_trajectory_unscored() -> None:
+    def fragile(episode: Episode) -> float:
+        if episode.uuid == "b":
+            raise LookupError("a bug")
+        return 1.0
+
+    scheduler = Talk(failing("c", SessionLost("gone")), 1, extra_rewards={"mine": fragile})
+    a, b, c = await scheduler.async_infer([play(uuid=name) for name in "abc"])
+    assert a.rollout_infos["rewards"] == {"mine": 1.0}
+    assert b.error == "LookupError: a bug"
+    assert b.total_reward is None
+    assert c.rollout_infos["rewards"] == {}
+    assert scheduler.hooks.count("end") == 3
+
+
+async def test_extra_reward_must_not_take_a_name_that_is_taken() -> None:
+    class Paid(Talk):
+        async def on_turn_end(self, infer_request: RolloutInferRequest, *args: Any) -> dict[str, Any]:
+            self.episode(infer_request).rewards["words"] = 5.0
+            return {}
+
+    with pytest.raises(RolloutError, match="the scheduler has a reward 'words' of its own; rename yours"):
+        await one(Paid(ScriptedEngine(["a"]), 1, extra_rewards={"words": words}))
+
+
 # -- tokens -----------------------------------------------------------------------------------------
 
 
@@ -600,19 +648,43 @@ async def test_logprobs_that_do_not_match_are_dropped_with_one_warning(
         assert output.response_token_ids is not None
         assert [len(ids) for ids in output.response_token_ids] == [2, 7, 7]
     assert [record.getMessage() for record in caplog.records] == [
-        "ScriptedEngine gave log-probabilities that do not match its tokens one to one; "
-        "they are dropped for the whole trajectory"
+        "log-probabilities are dropped for the whole trajectory: "
+        "ScriptedEngine gave some that do not match its tokens one to one"
     ]
 
 
 async def test_one_turn_without_logprobs_leaves_none(
     tokenizer: ChatTokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """T03, T12: missing in one turn is missing for the trajectory; an engine that gives none is no fault to warn of."""
-    output = await one(Talk(ScriptedEngine(["a", with_logprobs("b", [5, END], None)], tokenizer), 2))
-    assert output.rollout_logprobs is None
-    assert output.completion_mask is not None
+    """T03, T12: missing in one turn is missing for the trajectory, which is said once."""
+    scheduler = Talk(ScriptedEngine(["a", with_logprobs("b", [5, END], None)], tokenizer), 2)
+    for output in await scheduler.async_infer([play(), play()]):
+        assert output.rollout_logprobs is None
+        assert output.completion_mask is not None
+    assert [record.getMessage() for record in caplog.records] == [
+        "log-probabilities are dropped for the whole trajectory: "
+        "some turns of a trajectory have none that match their tokens"
+    ]
+
+
+async def test_engine_without_logprobs_is_no_fault_to_warn_of(
+    tokenizer: ChatTokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    await one(Talk(ScriptedEngine(["a", "b"], tokenizer), 2), config=RequestConfig(logprobs=False))
     assert caplog.records == []
+
+
+async def test_step_that_cuts_ids_and_not_their_logprobs_is_warned_of(
+    tokenizer: ChatTokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Cutting(Talk):
+        def step(self, infer_request: RolloutInferRequest, *args: Any) -> dict[str, Any]:
+            return {**super().step(infer_request, *args), "response_token_ids": characters("a")}
+
+    output = await one(Cutting(ScriptedEngine(["abc", "b"], tokenizer), 2))
+    assert output.response_token_ids == [characters("a"), [*characters("b"), END]]
+    assert output.rollout_logprobs is None
+    assert "some turns of a trajectory have none" in caplog.text
 
 
 async def test_engine_without_ids_leaves_none(tokenizer: ChatTokenizer) -> None:
@@ -833,6 +905,22 @@ async def test_trajectory_limit_bounds_all_turns_and_turn_limit_each(tokenizer: 
         assert [len(ids) for ids in output.response_token_ids] == [20] * turns
         assert output.completion_token_ids is not None
         assert len(output.completion_token_ids) <= tokens
+
+
+async def test_trajectory_limit_is_that_of_a_segment(tokenizer: ChatTokenizer) -> None:
+    """A row of a trainer begins anew where history is rewritten, and has all of its room."""
+
+    class Forgetful(Talk):
+        def step(self, infer_request: RolloutInferRequest, *args: Any) -> dict[str, Any]:
+            infer_request.messages[:] = [{"role": "user", "content": "What now? " * 5}]
+            return {"infer_request": infer_request}
+
+    engine = ScriptedEngine(lambda request, turn: "a" * 9, tokenizer)
+    output = await one(Forgetful(engine, 2, max_trajectory_tokens=10), config=RequestConfig(max_tokens=10))
+    assert output.stop_reason is StopReason.MAX_TURNS
+    assert output.rollout_infos["segments"] == 2
+    assert output.completion_token_ids is not None
+    assert len(output.completion_token_ids) == 10
 
 
 async def test_trajectory_limit_below_the_turn_limit_cuts_the_first_turn(tokenizer: ChatTokenizer) -> None:

@@ -161,6 +161,12 @@ def test_answer_that_goes_on_is_extended_by_nothing(tokenizer: ChatTokenizer) ->
     assert prompts.extend(said("thinking"), 1, first, characters("thinking")) == first + characters("thinking")
 
 
+def test_answer_of_unknown_ids_goes_on_in_its_message(tokenizer: ChatTokenizer) -> None:
+    """An engine that tells no ids leaves the text; the message is not closed."""
+    ids = ChatPrompts(tokenizer).first(said("thinking"))
+    assert tokenizer.decode(ids) == "<|im_start|>user\nPlay<|im_end|>\n<|im_start|>assistant\nthinking"
+
+
 def test_template_that_gives_ids_is_refused(tokenizer: ChatTokenizer) -> None:
     tokenizer.apply_chat_template = lambda *args, **kwargs: [1, 2]  # type: ignore[assignment, method-assign]
     with pytest.raises(TypeError, match="gave list, not text"):

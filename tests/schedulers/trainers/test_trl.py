@@ -621,7 +621,7 @@ def test_one_environment_that_fails_in_a_group_of_eight_leaves_seven_scored(trai
     batches: list[list[RolloutOutput]] = []
     with MockEnvServer(game, faults=[Fault("drop_after", "step", nth=9)], capacity=3) as server:
         rollout = TRLRollout(
-            lambda engine: OpenEnvScheduler(engine, base_url=server.base_url),
+            lambda engine: OpenEnvScheduler(engine, base_url=server.base_url, env_settings={"recover": "never"}),
             max_new_tokens=4,
             make_engine=lambda trainer: ScriptedEngine(lambda request, turn: "go", make_tokenizer()),
             on_batch=lambda outputs, step: batches.append(outputs),
