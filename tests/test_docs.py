@@ -6,10 +6,14 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
+from openenv_client import OpenEnvWrapper
+from openenv_client.testing import Fault, MockEnvServer
 from server_scripts.launch import ServerProcess
 
 ROOT = Path(__file__).parents[1]
@@ -23,7 +27,7 @@ def snippets(document: str) -> list[str]:
 
 
 def run(code: str, base_url: str, folder: Path) -> str:
-    assert ADDRESS in code
+    assert (ADDRESS in code) == (base_url != "")
     script = folder / "snippet.py"
     script.write_text(code.replace(ADDRESS, base_url).replace("outputs/trl", str(folder)), encoding="utf-8")
     python = [sys.executable, "-W", "ignore::FutureWarning", str(script)]
@@ -59,6 +63,62 @@ def test_add_a_game(environment_server: Callable[..., ServerProcess], tmp_path: 
     assert output.startswith("env_done {'narrowing_reward': ")
 
 
+def test_add_a_reward(tmp_path: Path) -> None:
+    """docs/how-to/add-a-reward.md: a reward of one's own stands beside the environment's, which stays as it is."""
+    output = run(snippets("docs/how-to/add-a-reward.md")[0], "", tmp_path)
+    assert output == "1.0 {'format_reward': 0.5}\n"
+    assert output.strip() in (ROOT / "docs/how-to/add-a-reward.md").read_text(encoding="utf-8")
+
+
+def test_weigh_a_reward_with_trl(sudoku: str, tmp_path: Path) -> None:
+    """docs/how-to/add-a-reward.md: TRL logs both and trains on their weighted sum."""
+    output = run(snippets("docs/how-to/add-a-reward.md")[1], sudoku, tmp_path)
+    reward, total, brevity = map(float, output.splitlines()[-1].split())
+    assert brevity < 0
+    assert reward == pytest.approx(total + 0.2 * brevity, abs=1e-3)
+
+
 def test_train_with_trl(sudoku: str, tmp_path: Path) -> None:
     """docs/how-to/train-with-trl.md: one step of training with four games."""
     run(snippets("docs/how-to/train-with-trl.md")[0], sudoku, tmp_path)
+
+
+def test_run_a_soak(sudoku: str, tmp_path: Path) -> None:
+    """docs/how-to/run-a-soak.md: the proxy stands before a real server, and lost games alone are unscored."""
+    assert "faults; " in run(snippets("docs/how-to/run-a-soak.md")[0], sudoku, tmp_path)
+
+
+def test_mock_the_server_with_pytest(tmp_path: Path) -> None:
+    """docs/how-to/mock-the-server.md: a complete test file of under 30 lines, run by pytest, with the given fixture."""
+    code = snippets("docs/how-to/mock-the-server.md")[0]
+    assert len(code.splitlines()) < 30
+    (tmp_path / "test_my_scheduler.py").write_text(code)
+    # A checkout that was not installed has no entry point; where there is one, it must do.
+    installed = any(point.value == "openenv_client.pytest_plugin" for point in entry_points(group="pytest11"))
+    plugin = [] if installed else ["-p", "openenv_client.pytest_plugin"]
+    options = ["-q", "-W", "error", "-p", "no:cacheprovider", "-p", "no:asyncio", "--rootdir", str(tmp_path), *plugin]
+    command = [sys.executable, "-m", "pytest", *options, "test_my_scheduler.py"]
+    done = subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert "2 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_mock_the_server_with_a_script_of_its_own() -> None:
+    """docs/how-to/mock-the-server.md: a generator gets the reset arguments and the actions."""
+    code = "from openenv_client.testing import reply\n" + snippets("docs/how-to/mock-the-server.md")[1]
+    names: dict[str, Any] = {}
+    exec(code, names)  # noqa: S102
+    with MockEnvServer(names["game"]) as server, OpenEnvWrapper(base_url=server.base_url) as env:
+        assert env.reset(seed=3).observation == {"goal": 3}
+        assert env.step({"number": 5}) == ({"n": 5}, 1.0, True, {})
+
+
+def test_mock_the_server_with_a_recording(sudoku: str, tmp_path: Path) -> None:
+    """docs/how-to/mock-the-server.md: a game of the real server is recorded, and played again without it."""
+    run(snippets("docs/how-to/mock-the-server.md")[2], sudoku, tmp_path)
+    assert len((tmp_path / "snippet.py.jsonl").read_text().splitlines()) == 2
+
+
+def test_the_table_of_faults_names_every_kind() -> None:
+    """docs/how-to/mock-the-server.md: what each kind is called, on what it can be, and its default."""
+    text = (ROOT / "docs/how-to/mock-the-server.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\|[^|]+\| `(\w+)` \|", text, re.MULTILINE)) == set(get_args(get_type_hints(Fault)["kind"]))

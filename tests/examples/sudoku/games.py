@@ -6,10 +6,9 @@ import random
 from collections.abc import Callable, Generator
 from typing import Any
 
-from examples.sudoku.board import Board, Move, parse_board, random_puzzle, solve
+from examples.sudoku.board import Board, Move, random_puzzle
 from examples.sudoku.moves import parse_move
 from openenv_client.testing import reply
-from schedulers import RolloutInferRequest
 
 Frames = Generator[dict[str, Any], dict[str, Any], None]
 
@@ -63,12 +62,3 @@ def wrong_move(puzzle: Board, solution: Board, index: int = 0) -> Move:
     """A move into an empty cell that is not the solution's."""
     cell = puzzle.empty_cells[index]
     return Move(*cell, solution.number(cell) % 9 + 1)
-
-
-def perfect(request: RolloutInferRequest, turn: int) -> str:
-    """A player that solves the board it is shown, so it needs puzzles with one solution."""
-    board = parse_board(request.messages[-1]["content"])
-    assert board is not None
-    solution = solve(board)
-    assert solution is not None
-    return str(right_moves(board, solution)[0])

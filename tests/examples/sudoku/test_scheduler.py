@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from examples.sudoku.board import Board, Move, random_puzzle, solve
+from examples.sudoku.example import perfect
 from examples.sudoku.hints import DIFFICULTIES
 from examples.sudoku.prompts import FORMAT_REMINDER, SYSTEM_PROMPT
 from examples.sudoku.rewards import REWARD_NAMES
@@ -18,7 +19,7 @@ from openenv_client import StepResult
 from openenv_client.testing import MockEnvServer, reply
 from schedulers import EnvError, RolloutOutput, StopReason, multi_turns
 from schedulers.engines import ScriptedEngine
-from tests.examples.sudoku.games import frame, perfect, right_moves, seeded, sudoku, wrong_move
+from tests.examples.sudoku.games import frame, right_moves, seeded, sudoku, wrong_move
 
 _TRANSCRIPTS = Path(__file__).parents[2] / "data" / "transcripts"
 

@@ -16,20 +16,22 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from examples.registry import EXAMPLES
 from examples.sudoku.make_dataset import DATASET
 from examples.sudoku.rewards import REWARD_NAMES
-from examples.sudoku.training import Failure, Results, Settings, choose_folder
+from examples.training import Failure, Results, Settings, choose_folder
 from schedulers import RolloutOutput
 from schedulers.recording import read_trajectories
 from server_scripts.launch import ServerProcess, count_sessions
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "sudoku" / "train_grpo.py"
 SETTINGS = Settings(
+    game="sudoku",
     model=str(ROOT / "examples" / "sudoku" / "policy"),
     base_url=None,
-    env_id="Sudoku-v0-very-easy",
-    difficulty="easy",
+    env_id=None,
+    difficulty=None,
     dataset=str(DATASET),
     max_turns=None,
     max_concurrent_envs=4,
@@ -97,6 +99,20 @@ def test_a_run_and_its_continuation(tmp_path: Path) -> None:
         assert sum(record["completion_mask"]) == sum(map(len, record["response_token_ids"]))
 
 
+@pytest.mark.parametrize("game", sorted(EXAMPLES.keys() - {"sudoku"}))
+def test_every_game_is_trained_by_the_same_command(game: str, tmp_path: Path) -> None:
+    """One step, with a model that knows none of them."""
+    model = str(EXAMPLES["sudoku"].model)
+    options = ["--game", game, "--model", model, "--steps", "1", "--prompts-per-step", "1", "--num-generations", "2"]
+    done = train(*options, "--eval-games", "2", "--max-turns", "2", "--max-new-tokens", "8", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (folder,) = (tmp_path / "outputs" / game).iterdir()
+    metrics = json.loads((folder / "metrics.json").read_text())
+    assert metrics["evaluation"]["after"]["games"] == 2
+    assert metrics["steps"][0]["unscored"] == 0
+    assert (folder / "model" / "config.json").exists()
+
+
 def test_lora_on_a_running_server(sudoku: ServerProcess, tmp_path: Path) -> None:
     """--lora trains an adapter, --base-url plays on the server that is there, and no session stays open on it."""
     options = ["--lora", "--base-url", sudoku.base_url, "--steps", "1", "--output-dir", "run", "--eval-games", "0"]
@@ -130,15 +146,36 @@ def test_an_interrupted_run_leaves_no_process(interruption: signal.Signals, tmp_
         count_sessions(address)
 
 
+@pytest.mark.parametrize("package", ["rich", "transformers"])
+def test_an_interrupt_while_it_imports_ends_it_quietly(package: str, tmp_path: Path) -> None:
+    """Ctrl-C in the first seconds is no error: no traceback, and 130."""
+    (tmp_path / f"{package}.py").write_text("import signal\nprint('importing', flush=True)\nsignal.pause()\n")
+    with subprocess.Popen(
+        [sys.executable, str(SCRIPT), "--output-dir", str(tmp_path / "run")],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "importing\n"
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.read() == ""
+    assert process.returncode == 130
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         (["--model", "no/such/model"], "no/such/model"),
-        (["--base-url", "http://127.0.0.1:{unused}"], "start_sudoku_server.py"),
+        (["--base-url", "http://127.0.0.1:{unused}"], "start_textarena_server.py"),
         (["--base-url", "nowhere.invalid"], "nowhere.invalid"),
         (["--base-url", "ftp://nowhere"], "--base-url ftp://nowhere"),
         (["--env-id", "Sudoku-v0-very-eazy"], "Sudoku-v0-very-easy"),
         (["--difficulty", "simple"], "easy, medium, hard"),
+        (["--game", "frozen_lake", "--model", "x", "--difficulty", "easy"], "those of frozen_lake are none"),
+        (["--game", "frozen_lake", "--model", "x", "--env-id", "Sudoku-v0"], "needs no server"),
+        (["--game", "frozen_lake", "--model", "x", "--reward-weight", "won=1"], "none for this game"),
         (["--dataset", "nowhere.jsonl"], "make_dataset.py"),
         (["--micro-batch-size", "5"], "must divide"),
         (["--grpo", "learning_rat=1"], "learning_rate"),
@@ -174,8 +211,8 @@ def test_a_finished_run_is_not_overwritten(tmp_path: Path) -> None:
     """A folder that holds a run is used again only to go on with it."""
     (tmp_path / "metrics.json").write_text("{}")
     with pytest.raises(Failure, match="holds a run already"):
-        choose_folder(tmp_path, resume=False)
-    assert choose_folder(tmp_path, resume=True) == tmp_path
+        choose_folder("sudoku", tmp_path, resume=False)
+    assert choose_folder("sudoku", tmp_path, resume=True) == tmp_path
 
 
 def test_a_batch_without_a_scored_game(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -189,7 +226,7 @@ def test_a_batch_without_a_scored_game(tmp_path: Path, capsys: pytest.CaptureFix
     results.close()
     results.show(seconds=1.0)
     (step,) = json.loads((tmp_path / "metrics.json").read_text())["steps"]
-    assert (step["total"], step["solved"], step["unscored"], step["trainer"]) == (None, None, 2, {})
+    assert (step["total_reward"], step["solved"], step["unscored"], step["trainer"]) == (None, None, 2, {})
     assert "no game was scored" in capsys.readouterr().out
 
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 from rich.table import Table
 
-from examples.sudoku.evaluation import Summary
-from examples.sudoku.rewards import REWARD_NAMES
+from examples.evaluation import Summary
+from examples.example import Example
 
 __all__ = ["comparison_table", "plot_rewards"]
 
 
-def comparison_table(before: Summary, after: Summary) -> Table:
-    """Solved, accepted moves and each reward, before training and after."""
+def comparison_table(example: Example, before: Summary, after: Summary) -> Table:
+    """How much was solved, what the example measures and each reward, before training and after."""
     summaries = (before, after)
     table = Table(title="held-out games")
     table.add_column("")
@@ -22,9 +22,12 @@ def comparison_table(before: Summary, after: Summary) -> Table:
         table.add_column(title + (f" ({summary.unscored} unscored)" if summary.unscored else ""), justify="right")
     table.add_row("games", *(str(summary.games) for summary in summaries))
     table.add_row("solved", *(_percent(summary.solved) for summary in summaries))
-    table.add_row("accepted moves a game", *(_number(summary.accepted_moves) for summary in summaries))
-    for name in REWARD_NAMES:
+    table.add_row("turns a game", *(_number(summary.turns) for summary in summaries))
+    for name, title in example.measures.items():
+        table.add_row(title, *(_number(summary.measures[name]) for summary in summaries))
+    for name in example.reward_names:
         table.add_row(name, *(_number(summary.rewards[name]) for summary in summaries))
+    table.add_row("total reward", *(_number(summary.total_reward) for summary in summaries))
     return table
 
 
@@ -51,7 +54,8 @@ def plot_rewards(steps: Sequence[int], series: Mapping[str, Sequence[float | Non
     parts.set_ylabel("components")
     parts.set_xlabel("step")
     parts.xaxis.get_major_locator().set_params(integer=True)
-    parts.legend(loc="best")
+    if len(series) > 1:
+        parts.legend(loc="best")
     for axes in (total, parts):
         axes.grid(alpha=0.3)
     figure.savefig(path, dpi=120)

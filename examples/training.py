@@ -1,4 +1,4 @@
-"""One GRPO training run on Sudoku: server, evaluation before, training, evaluation after, and what is left on disk."""
+"""One GRPO training run: server, evaluation before, training, evaluation after, and what is left on disk."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import math
+import os
 import statistics
 import time
 import warnings
@@ -17,21 +18,29 @@ from typing import Any
 
 from rich.console import Console
 
-from examples.sudoku.evaluation import Summary, play, summarise
-from examples.sudoku.hints import DIFFICULTIES
-from examples.sudoku.make_dataset import HELD_OUT_SEED
-from examples.sudoku.report import comparison_table, plot_rewards
-from examples.sudoku.rewards import REWARD_NAMES
-from examples.sudoku.scheduler import SudokuGame, SudokuScheduler
+from examples.evaluation import Summary, play, summarise
+from examples.example import Example
+from examples.registry import EXAMPLES
+from examples.report import comparison_table, plot_rewards
 from openenv_client import ConnectError, OpenEnvError, OpenEnvWrapper, ServerFullError
-from schedulers import EnvError, InferEngine, RequestConfig, RolloutError, RolloutOutput
+from schedulers import (
+    EnvError,
+    InferEngine,
+    RequestConfig,
+    RolloutError,
+    RolloutOutput,
+    RolloutScheduler,
+    TextArenaScheduler,
+)
 from schedulers.names import did_you_mean
 from schedulers.recording import TrajectoryWriter, keep_trajectories
 from server_scripts.launch import ServerProcess, ServerStartError
 
 __all__ = ["RUNS", "Failure", "Settings", "choose_folder", "console", "run"]
 
-RUNS = Path("outputs/sudoku")
+RUNS = Path("outputs")
+"""Holds a folder for each game, and in it one for each run."""
+TOKEN_VARIABLE = "OPENENV_TOKEN"  # noqa: S105 - the name of the variable. An option would show it to every user.
 _METRICS = "metrics.json"
 _TRAJECTORIES = "trajectories.jsonl"
 _FREE_ON_RESUME = {"steps", "save_steps", "base_url", "max_concurrent_envs"}
@@ -46,10 +55,11 @@ class Failure(Exception):  # noqa: N818 - it is shown to the user, not handled
 class Settings:
     """The options of ``train_grpo.py``, complete; saved with the results."""
 
+    game: str
     model: str
     base_url: str | None
-    env_id: str
-    difficulty: str
+    env_id: str | None
+    difficulty: str | None
     dataset: str
     max_turns: int | None
     max_concurrent_envs: int
@@ -71,6 +81,11 @@ class Settings:
     grpo: dict[str, Any]
 
     @property
+    def example(self) -> Example:
+        """The game that is played."""
+        return EXAMPLES[self.game]
+
+    @property
     def games_per_step(self) -> int:
         """Trajectories of one training step."""
         return self.prompts_per_step * self.num_generations
@@ -81,30 +96,38 @@ class Settings:
         Raises:
             Failure: Names the option and what it accepts.
         """
-        if self.difficulty not in DIFFICULTIES:
-            raise Failure(f"--difficulty must be one of {', '.join(DIFFICULTIES)}, not {self.difficulty!r}")
+        example = self.example
+        if self.difficulty is not None and self.difficulty not in example.difficulties:
+            takes = (
+                f"must be one of {', '.join(example.difficulties)}" if example.difficulties else "is not for this game"
+            )
+            raise Failure(f"--difficulty {self.difficulty}: for {self.game} it {takes}")
+        if example.env_id is None and (self.base_url is not None or self.env_id is not None):
+            raise Failure(f"{self.game} needs no server: leave --base-url and --env-id out")
         if not Path(self.dataset).is_file():
-            raise Failure(f"--dataset {self.dataset}: no such file; make one with examples/sudoku/make_dataset.py")
+            raise Failure(f"--dataset {self.dataset}: no such file; make one with examples/make_dataset.py {self.game}")
         if self.games_per_step % self.micro_batch_size:
             raise Failure(
                 f"--micro-batch-size {self.micro_batch_size} must divide the {self.games_per_step} games of a step "
                 "(--prompts-per-step times --num-generations)"
             )
         for name, weight in self.reward_weights.items():
-            if name not in REWARD_NAMES or not isinstance(weight, (int, float)):
-                raise Failure(f"--reward-weight {name}={weight}: names are {', '.join(REWARD_NAMES)}; values, numbers")
+            if name not in example.reward_names or not isinstance(weight, (int, float)):
+                names = ", ".join(example.reward_names) or "none for this game"
+                raise Failure(f"--reward-weight {name}={weight}: names are {names}; values, numbers")
 
 
-def choose_folder(output_dir: Path | None, *, resume: bool) -> Path:
+def choose_folder(game: str, output_dir: Path | None, *, resume: bool) -> Path:
     """The folder of the run.
 
     Raises:
         Failure: It holds another run, or there is none to resume.
     """
     if output_dir is None:
+        runs = RUNS / game
         if not resume:
-            return RUNS / datetime.now().strftime("%Y%m%d-%H%M%S")
-        output_dir = max(RUNS.glob(f"*/{_METRICS}"), default=RUNS / _METRICS).parent
+            return runs / datetime.now().strftime("%Y%m%d-%H%M%S")
+        output_dir = max(runs.glob(f"*/{_METRICS}"), default=runs / _METRICS).parent
     holds_run = (output_dir / _METRICS).exists()
     if resume and not holds_run:
         raise Failure(f"--resume: there is no run in {output_dir}")
@@ -148,7 +171,7 @@ def _quiet() -> None:
 
 
 def _train_and_evaluate(
-    config: Any, base_url: str, rows: list[dict[str, Any]], model: Any, tokenizer: Any, results: Results
+    config: Any, base_url: str | None, rows: list[dict[str, Any]], model: Any, tokenizer: Any, results: Results
 ) -> None:
     from transformers import PrinterCallback
     from trl import GRPOTrainer
@@ -166,8 +189,8 @@ def _train_and_evaluate(
         trainer = GRPOTrainer(
             model=model,
             args=config,
-            reward_funcs=reward_functions(*REWARD_NAMES),
-            train_dataset=trl_dataset(rows, env_config={"base_url": base_url}),
+            reward_funcs=reward_functions(*settings.example.reward_names),
+            train_dataset=trl_dataset(rows, env_config={"base_url": base_url} if base_url else {}),
             processing_class=tokenizer,
             rollout_func=rollout,
             callbacks=[_reporter(results)],
@@ -180,7 +203,7 @@ def _train_and_evaluate(
         try:
             _evaluate("before", settings, base_url, engine, results)
             console.print(
-                f"training: {settings.steps} steps of {settings.prompts_per_step} puzzles "
+                f"training: {settings.steps} steps of {settings.prompts_per_step} seeds "
                 f"x {settings.num_generations} games"
             )
             trainer.train(resume_from_checkpoint=True if results.resume and results.checkpoint else None)
@@ -191,7 +214,7 @@ def _train_and_evaluate(
             raise Failure(str(error)) from error
 
 
-def _evaluate(phase: str, settings: Settings, base_url: str, engine: InferEngine, results: Results) -> None:
+def _evaluate(phase: str, settings: Settings, base_url: str | None, engine: InferEngine, results: Results) -> None:
     """Play the held-out games, unless an interrupted run has done so."""
     if not settings.eval_games or phase in results.summaries:
         return
@@ -202,28 +225,27 @@ def _evaluate(phase: str, settings: Settings, base_url: str, engine: InferEngine
     results.add_evaluation(phase, outputs)
 
 
-async def _play_held_out(settings: Settings, base_url: str, engine: InferEngine) -> list[RolloutOutput]:
+async def _play_held_out(settings: Settings, base_url: str | None, engine: InferEngine) -> list[RolloutOutput]:
     seeds = range(settings.eval_seed, settings.eval_seed + settings.eval_games)
     config = RequestConfig(max_tokens=settings.max_new_tokens, temperature=settings.temperature)
     async with make_scheduler(settings, engine) as scheduler:
-        return await play(scheduler, seeds, base_url=base_url, request_config=config)
+        return await play(settings.example, scheduler, seeds, base_url=base_url, request_config=config)
 
 
-def make_scheduler(settings: Settings, engine: InferEngine) -> SudokuScheduler:
+def make_scheduler(settings: Settings, engine: InferEngine) -> RolloutScheduler:
     """The scheduler for training and for evaluation."""
-    return SudokuScheduler(
-        engine,
-        settings.max_turns,
-        difficulty=settings.difficulty,  # type: ignore[arg-type]  # checked by Settings.check
-        reward_weights=settings.reward_weights,
-        max_concurrent_envs=settings.max_concurrent_envs,
-        max_trajectory_tokens=settings.max_completion_length,
-        env_settings={"open_deadline": 30},
-    )
+    options: dict[str, Any] = {"max_trajectory_tokens": settings.max_completion_length}
+    if settings.example.env_id is not None:
+        options["reward_weights"] = settings.reward_weights
+        options["max_concurrent_envs"] = settings.max_concurrent_envs
+        options["env_settings"] = {"open_deadline": 30, "token": os.environ.get(TOKEN_VARIABLE)}
+    if settings.difficulty is not None:
+        options["difficulty"] = settings.difficulty
+    return settings.example.scheduler(engine, settings.max_turns, **options)
 
 
 def load_rows(settings: Settings) -> list[dict[str, Any]]:
-    """The training puzzles.
+    """The training games.
 
     Raises:
         Failure: The file is no such dataset.
@@ -252,6 +274,7 @@ def trainer_config(settings: Settings, folder: Path, *, small: bool) -> Any:
     import torch
     from trl import GRPOConfig
 
+    reward_names = settings.example.reward_names
     own = {
         "output_dir": str(folder),
         "max_steps": settings.steps,
@@ -262,7 +285,7 @@ def trainer_config(settings: Settings, folder: Path, *, small: bool) -> Any:
         "beta": settings.beta,
         "temperature": settings.temperature,
         "max_completion_length": settings.max_completion_length,
-        "reward_weights": [float(settings.reward_weights.get(name, 1.0)) for name in REWARD_NAMES],
+        "reward_weights": [float(settings.reward_weights.get(name, 1.0)) for name in reward_names] or None,
         "seed": settings.seed,
         "save_steps": settings.save_steps,
         "logging_steps": 1,
@@ -319,20 +342,24 @@ def load(name: str) -> tuple[Any, Any]:
 
 
 @contextlib.contextmanager
-def environment(settings: Settings) -> Iterator[str]:
-    """A Sudoku server for the length of the run: the one at ``--base-url``, else one of its own.
+def environment(settings: Settings) -> Iterator[str | None]:
+    """A server for the length of the run: the one at ``--base-url``, else one of its own, if the game needs one.
 
     Yields:
-        Its address.
+        Its address; None for a game that lives in this process.
 
     Raises:
         Failure: It cannot be started or reached, or plays something else.
     """
+    example = settings.example
+    if example.env_id is None:
+        yield None
+        return
     if settings.base_url is not None:
         try:
-            _check_server(settings.base_url)
+            _check_server(example, settings.base_url)
         except ConnectError as error:
-            start = "python server_scripts/start_sudoku_server.py"
+            start = "python server_scripts/start_textarena_server.py"
             raise Failure(
                 f"--base-url: {error} Leave it out to have a server started, or start one: {start}"
             ) from error
@@ -340,33 +367,38 @@ def environment(settings: Settings) -> Iterator[str]:
             raise Failure(f"--base-url {settings.base_url}: {error}") from error
         yield settings.base_url
         return
+    env_id = settings.env_id or example.env_id
     sessions = max(settings.games_per_step, settings.eval_games, 1)
-    server = ServerProcess(env_id=settings.env_id, max_concurrent_envs=sessions)
+    server = ServerProcess(env_id=env_id, max_concurrent_envs=sessions, token=os.environ.get(TOKEN_VARIABLE))
     try:
         server.start()
     except ServerStartError as error:
         raise Failure(f"the environment server did not start. {error}") from error
     try:
-        console.print(f"server: {settings.env_id} at {server.base_url}")
+        console.print(f"server: {env_id} at {server.base_url}")
         try:
-            _check_server(server.base_url)
+            _check_server(example, server.base_url)
         except (OpenEnvError, EnvError) as error:
-            raise Failure(f"--env-id {settings.env_id}: {error}") from error
+            raise Failure(f"--env-id {env_id}: {error}") from error
         yield server.base_url
     finally:
         server.stop()
 
 
-def _check_server(base_url: str) -> None:
+def _check_server(example: Example, base_url: str) -> None:
     """Play the first frame of a game, so that a wrong server shows now and not as unscored games.
 
     Raises:
         OpenEnvError: It cannot be reached.
         EnvError: It plays something else.
     """
+    scheduler = example.scheduler()
+    token = os.environ.get(TOKEN_VARIABLE)
     try:
-        with OpenEnvWrapper(base_url=base_url, open_deadline=5, capacity_timeout=0) as env:
-            SudokuGame(env.reset(seed=HELD_OUT_SEED).observation)
+        with OpenEnvWrapper(base_url=base_url, token=token, open_deadline=5, capacity_timeout=0) as env:
+            observation, _ = env.reset(seed=example.held_out_seed)
+            if isinstance(scheduler, TextArenaScheduler):
+                scheduler.new_game(observation)
     except ServerFullError as error:
         console.print(f"{error} Games will wait for free sessions.", style="yellow", markup=False, soft_wrap=True)
 
@@ -446,7 +478,7 @@ class Results:
     def add_evaluation(self, phase: str, outputs: Sequence[RolloutOutput]) -> None:
         """Keep the held-out games of ``before`` or ``after``."""
         self._trajectories.write(outputs, phase=phase)
-        self.summaries[phase] = summarise(outputs).as_dict()
+        self.summaries[phase] = summarise(self.settings.example, outputs).as_dict()
         self._save()
         self._started = time.monotonic()
 
@@ -458,9 +490,7 @@ class Results:
             step: How many steps were finished before.
         """
         self._trajectories.write(outputs, phase="train", step=step + 1)
-        rewards = [output.total_reward for output in outputs if output.total_reward is not None]
-        total = sum(rewards) / len(rewards) if rewards else None
-        self.steps.append({"step": step + 1, "total": total, **summarise(outputs).as_dict()})
+        self.steps.append({"step": step + 1, **summarise(self.settings.example, outputs).as_dict()})
 
     def finish_step(self, step: int, logs: dict[str, Any]) -> None:
         """Add the trainer's numbers to a step, and say how it went."""
@@ -474,28 +504,29 @@ class Results:
         self._started = now
         self._save()
         entry = self.steps[-1]
-        if entry["total"] is None:
+        if entry["total_reward"] is None:
             console.print(f"  step {step}/{self.settings.steps}  no game was scored; see the log above")
             return
         left = (self.settings.steps - step) * statistics.fmean(
             done["seconds"] for done in self.steps if "seconds" in done
         )
+        measures = "".join(f"  {name} {value:.1f}" for name, value in entry["measures"].items())
         console.print(
-            f"  step {step}/{self.settings.steps}  reward {entry['total']:6.2f}  solved {entry['solved']:4.0%}  "
-            f"accepted {entry['accepted_moves']:.1f}  {entry['seconds']:.0f} s"
-            + (f", about {left:.0f} s left" if left else ""),
+            f"  step {step}/{self.settings.steps}  reward {entry['total_reward']:6.2f}  solved {entry['solved']:4.0%}"
+            f"{measures}  {entry['seconds']:.0f} s" + (f", about {left:.0f} s left" if left else ""),
             highlight=False,
         )
 
     def show(self, *, seconds: float) -> None:
         """Print the table and where everything is."""
         plot = self.folder / "rewards.png"
-        series = {"total": [step["total"] for step in self.steps]}
-        series |= {name: [step["rewards"][name] for step in self.steps] for name in REWARD_NAMES}
+        example = self.settings.example
+        series = {"total": [step["total_reward"] for step in self.steps]}
+        series |= {name: [step["rewards"][name] for step in self.steps] for name in example.reward_names}
         plot_rewards([step["step"] for step in self.steps], series, plot)
         if "before" in self.summaries:
             before, after = (Summary(**self.summaries[phase]) for phase in ("before", "after"))
-            console.print(comparison_table(before, after))
+            console.print(comparison_table(example, before, after))
         for what, name in (("trajectories", _TRAJECTORIES), ("metrics", _METRICS), ("model", "model")):
             console.print(f"{what:13}{self.folder / name}", highlight=False, soft_wrap=True)
         console.print(f"{'plot':13}{plot}", highlight=False, soft_wrap=True)

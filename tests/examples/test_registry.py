@@ -1,0 +1,53 @@
+"""What holds for every game: the object that the scripts read, and a player that shows that it can be won."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from examples.example import Example
+from examples.registry import EXAMPLES
+from schedulers import RolloutInferRequest
+from schedulers.engines import ScriptedEngine
+from server_scripts.launch import ServerProcess
+
+GAMES = pytest.mark.parametrize("example", EXAMPLES.values(), ids=EXAMPLES)
+
+
+@GAMES
+def test_training_seeds_are_not_held_out(example: Example) -> None:
+    for line in example.dataset.read_text().splitlines():
+        config = json.loads(line)["env_config"]
+        assert config.get("seed", config.get("reset_kwargs", {}).get("seed")) < example.held_out_seed
+
+
+@GAMES
+async def test_reference_player_wins_every_held_out_game(
+    example: Example, environment_server: Callable[..., ServerProcess]
+) -> None:
+    """From nothing but what a model sees, within the game's own turn limit; every game reports ``solved``."""
+    base_url = ""
+    if example.env_id is not None:
+        base_url = environment_server(env_id=example.env_id, max_concurrent_envs=16).base_url
+    seeds = range(example.held_out_seed, example.held_out_seed + 64)
+    async with example.scheduler(ScriptedEngine(example.policy), None) as scheduler:
+        outputs = await scheduler.async_infer([example.row(seed, base_url=base_url) for seed in seeds])
+    assert [output.error for output in outputs] == [None] * 64
+    assert [output.rollout_infos["solved"] for output in outputs] == [True] * 64
+    assert {tuple(output.rollout_infos["rewards"]) for output in outputs} == {example.reward_names}
+    assert len({str(output.messages) for output in outputs}) > 8, "seeds make different games"
+
+
+@GAMES
+def test_reference_player_says_what_it_does_not_understand(example: Example) -> None:
+    request = RolloutInferRequest(messages=[{"role": "user", "content": "Good morning."}])
+    with pytest.raises(ValueError, match=r"Good morning\."):
+        example.policy(request, 0)
+
+
+@GAMES
+def test_names(example: Example) -> None:
+    assert EXAMPLES[example.name] is example
+    assert example.dataset.is_file()
