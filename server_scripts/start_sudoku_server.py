@@ -79,6 +79,14 @@ class LogLevel(str, enum.Enum):
     DEBUG = "debug"
 
 
+def _list_games(wanted: bool) -> None:
+    if wanted:
+        from server_scripts.catalogue import describe, try_games
+
+        typer.echo(describe(try_games()))
+        raise typer.Exit
+
+
 # Without rich, whose table leaves a narrow terminal no room for the texts.
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -102,6 +110,15 @@ def start(
             "-medium about 40, -hard more than 50.",
         ),
     ] = "Sudoku-v0",
+    list_games: Annotated[
+        bool,
+        typer.Option(
+            "--list",
+            is_eager=True,
+            callback=_list_games,
+            help="Try all games, say which run on this machine and why the others do not, and stop.",
+        ),
+    ] = False,
     max_concurrent_envs: Annotated[
         int,
         typer.Option(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 import threading
 from collections.abc import Iterator, Sequence
@@ -13,13 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from schedulers.types import (
-    ChatCompletionResponse,
-    ChatCompletionResponseChoice,
-    ChatMessage,
-    RequestConfig,
-    RolloutInferRequest,
-)
+from schedulers.engines.completions import prompt_of, response_of, token_limit, turn_seed
+from schedulers.types import ChatCompletionResponse, RequestConfig, RolloutInferRequest
 
 try:
     import torch
@@ -158,33 +152,8 @@ class TransformersEngine:
         return self._response(row)
 
     def _row(self, request: RolloutInferRequest, config: RequestConfig) -> _Row:
-        if config.n != 1:
-            raise ValueError(f"TransformersEngine samples one completion a request: n must be 1, not {config.n}")
-        prompt = request.prompt_token_ids
-        if prompt is None:
-            text = self.tokenizer.apply_chat_template(request.messages, tokenize=False, add_generation_prompt=True)
-            prompt = self.tokenizer.encode(text, add_special_tokens=False)
-        if not prompt:
-            raise ValueError(f"the prompt of trajectory {request.uuid} is empty")
-        if not 0 <= min(prompt) <= max(prompt) < self._vocab_size:
-            raise ValueError(
-                f"the prompt of trajectory {request.uuid} has ids from {min(prompt)} to {max(prompt)}, but the model "
-                f"knows 0 to {self._vocab_size - 1}; do tokenizer and model belong together?"
-            )
-        return _Row(list(prompt), self._max_tokens(len(prompt), config), config)
-
-    def _max_tokens(self, prompt_length: int, config: RequestConfig) -> int:
-        if self.max_model_len is None:
-            if config.max_tokens is None:
-                raise ValueError("the model states no context length: set RequestConfig(max_tokens=…)")
-            return config.max_tokens
-        room = self.max_model_len - prompt_length
-        if room < 1:
-            raise ValueError(
-                f"a prompt of {prompt_length} tokens leaves no room for a completion in a context of "
-                f"{self.max_model_len} (max_model_len); shorten it or end the trajectory earlier"
-            )
-        return room if config.max_tokens is None else min(room, config.max_tokens)
+        prompt = prompt_of(request, self.tokenizer, vocab_size=self._vocab_size)
+        return _Row(prompt, token_limit(prompt, config, max_model_len=self.max_model_len), config)
 
     async def _until_no_more_arrive(self) -> None:
         seen = 0
@@ -273,19 +242,14 @@ class TransformersEngine:
         return min(self._end_ids, default=0) if pad_id is None else pad_id
 
     def _response(self, row: _Row) -> ChatCompletionResponse:
-        text = self.tokenizer.decode(row.ids, skip_special_tokens=True)
-        ends = [text.find(stop) for stop in row.config.stop if stop in text]
-        choice = ChatCompletionResponseChoice(
-            ChatMessage(text[: min(ends)] if ends else text),
+        return response_of(
+            row.prompt,
+            row.ids,
+            row.logprobs if row.config.logprobs else None,
             finish_reason=row.finish_reason or "length",
-            token_ids=row.ids,
-            logprobs={"content": [{"logprob": value} for value in row.logprobs]} if row.config.logprobs else None,
-        )
-        return ChatCompletionResponse(
-            choices=[choice],
+            stop=row.config.stop,
+            tokenizer=self.tokenizer,
             model=self.model.config.name_or_path,
-            prompt_token_ids=row.prompt,
-            usage={"prompt_tokens": len(row.prompt), "completion_tokens": len(row.ids)},
         )
 
 
@@ -303,14 +267,9 @@ class _Row:
     finish_reason: str | None = None
 
     def generator(self, device: Any) -> Any:
-        """A generator of the row's own, or None without a seed.
-
-        Mixing in the prompt keeps the turns of a trajectory from drawing the same numbers over and over.
-        """
-        if self.config.seed is None:
-            return None
-        digest = hashlib.blake2b(repr((self.config.seed, self.prompt)).encode(), digest_size=8).digest()
-        return torch.Generator(device).manual_seed(int.from_bytes(digest, "big") >> 1)
+        """A generator of the row's own, or None without a seed."""
+        seed = turn_seed(self.config, self.prompt)
+        return None if seed is None else torch.Generator(device).manual_seed(seed)
 
 
 class _Sampler:

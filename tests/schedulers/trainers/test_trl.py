@@ -10,8 +10,10 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import peft
 import pytest
 import torch
 import transformers
@@ -119,6 +121,7 @@ class FakeTrainer:
         self.max_completion_length = max_completion_length
         self.processing_class = make_tokenizer()
         self.state = type("State", (), {"global_step": 7})
+        self.accelerator = SimpleNamespace(distributed_type="NO")
 
 
 def no_engine(trainer: Any) -> Any:
@@ -577,8 +580,6 @@ def test_a_model_is_trained_on_games_of_several_turns_played_with_its_own_weight
 
 @pytest.mark.usefixtures("_counting")
 def test_an_adapter_of_peft_is_trained_and_sampled_with(train: Any) -> None:
-    import peft
-
     base = make_model()
     model = peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False))
     batches: list[list[RolloutOutput]] = []
@@ -679,6 +680,76 @@ def test_training_stops_when_the_environment_stays_away(train: Any) -> None:
     rollout, _ = rollout_of([lost_at_once() for _ in range(4)], max_attempts=2)
     with pytest.raises(NoScoredRolloutError):
         train(rollout, steps=10)
+
+
+# -- engines with a copy of the weights ------------------------------------------------------------------
+
+
+class Copying:
+    """An engine that samples from a copy of the weights, which it has to be given."""
+
+    tokenizer = None
+
+    def __init__(self) -> None:
+        self.given: list[dict[str, Any]] = []
+
+    def load_weights(self, weights: dict[str, Any]) -> None:
+        self.given.append({name: weight.detach().clone() for name, weight in weights.items()})
+
+    async def infer_async(self, request: Any, request_config: Any) -> Any:
+        raise AssertionError("the scheduler of these tests does not sample")
+
+
+def copying_rollout(engine: Copying, **options: Any) -> TRLRollout:
+    scheduler = FakeScheduler([played(float(i)) for i in range(4)])
+    return TRLRollout(scheduler, max_new_tokens=4, make_engine=lambda trainer: engine, **options)
+
+
+def test_an_engine_gets_the_weights_before_each_batch_for_which_they_changed(train: Any) -> None:
+    """With two updates a batch, that is twice in four steps; a tied output layer comes with them."""
+    engine = Copying()
+    model = make_model(tie_word_embeddings=True)
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    trainer = train(copying_rollout(engine), model=model, steps=4, num_iterations=2)
+    assert len(engine.given) == 2
+    assert engine.given[0].keys() == before.keys() >= {"lm_head.weight", "model.embed_tokens.weight"}
+    assert all(torch.equal(engine.given[0][name], weight) for name, weight in before.items())
+    assert not torch.equal(engine.given[1]["lm_head.weight"], before["lm_head.weight"])
+    assert not torch.equal(engine.given[1]["lm_head.weight"], trainer.model.lm_head.weight)
+
+
+def test_another_way_to_hand_over_the_weights_can_be_given(train: Any) -> None:
+    engine, server = Copying(), Copying()
+    train(copying_rollout(engine, load_weights=server.load_weights))
+    assert (len(engine.given), len(server.given)) == (0, 1)
+
+
+def test_an_engine_gets_an_adapter_merged_into_the_weights(train: Any) -> None:
+    base = make_model()
+    plain = {name: weight.clone() for name, weight in base.state_dict().items()}
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False, modules_to_save=["lm_head"])
+    model = peft.get_peft_model(base, config)
+    engine = Copying()
+    train(copying_rollout(engine), model=model, beta=0.0)
+    (given,) = engine.given
+    assert given.keys() == plain.keys()
+    changed = {name for name, weight in plain.items() if not torch.equal(given[name], weight)}
+    assert changed == {name for name in plain if "q_proj" in name}
+    assert not any(getattr(module, "merged", False) for module in model.modules())
+
+
+def test_weights_that_trl_puts_into_vllm_itself_are_left_to_it() -> None:
+    engine = Copying()
+    with copying_rollout(engine) as rollout:
+        rollout([[{"role": "user", "content": "Play"}]] * 4, FakeTrainer(use_vllm=True))
+    assert engine.given == []
+
+
+def test_weights_that_fsdp_spreads_are_refused() -> None:
+    trainer = FakeTrainer()
+    trainer.accelerator.distributed_type = "FSDP"
+    with copying_rollout(Copying()) as rollout, pytest.raises(ValueError, match=r"under FSDP .*use_vllm=True"):
+        rollout([[{"role": "user", "content": "Play"}]] * 4, trainer)
 
 
 def test_without_the_extra_the_import_says_which_one_is_missing() -> None:
