@@ -98,10 +98,8 @@ class Settings:
         """
         example = self.example
         if self.difficulty is not None and self.difficulty not in example.difficulties:
-            takes = (
-                f"must be one of {', '.join(example.difficulties)}" if example.difficulties else "is not for this game"
-            )
-            raise Failure(f"--difficulty {self.difficulty}: for {self.game} it {takes}")
+            names = ", ".join(example.difficulties) or "none"
+            raise Failure(f"--difficulty {self.difficulty}: those of {self.game} are {names}")
         if example.env_id is None and (self.base_url is not None or self.env_id is not None):
             raise Failure(f"{self.game} needs no server: leave --base-url and --env-id out")
         if not Path(self.dataset).is_file():

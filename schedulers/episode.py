@@ -9,10 +9,12 @@ from typing import Any
 from schedulers.types import (
     ChatCompletionResponse,
     ChatCompletionResponseChoice,
+    Exchange,
     Messages,
     RolloutInferRequest,
     RolloutOutput,
     StopReason,
+    TurnRecord,
 )
 
 __all__ = ["Episode", "Turn"]
@@ -101,6 +103,7 @@ class Episode:
         request: The request as it stands; its ``messages`` grow from turn to turn.
         max_turns: The turn limit of this trajectory; None is none.
         history: The conversation as the last completion left it; shows whether a hook has rewritten it since.
+        exchanges: What passed between the trajectory and its server: the start, then one for each turn.
         uuid: The request's when the trajectory began. It is known by this name, whatever hooks do to the request.
     """
 
@@ -120,11 +123,19 @@ class Episode:
     parse_failures: int = 0
     sampling_seconds: float = 0.0
     environment_seconds: float = 0.0
+    waiting_seconds: float = 0.0
+    exchanges: list[Exchange] = field(default_factory=list)
     closing: bool = False
     uuid: str = field(init=False)
+    _clock: list[tuple[float, float, float]] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         self.uuid = self.request.uuid
+
+    def add_turn(self, turn: Turn) -> None:
+        """Take in a completion, before anything is done with it."""
+        self.turns.append(turn)
+        self._clock.append((self.sampling_seconds, self.environment_seconds, self.waiting_seconds))
 
     def stop(self, reason: StopReason) -> None:
         """End the trajectory; the first reason stays."""
@@ -171,6 +182,8 @@ class Episode:
             uuid=self.uuid,
             exception=self.exception,
             rollout_infos={**self.infos, **self._own_infos()},
+            start=self.exchanges[0] if self.exchanges else None,
+            turns=[self._record_of(number) for number in range(len(self.turns))],
         )
         if any(turn.token_ids is None for turn in self.turns):
             return output  # partly unknown is unknown: an empty list would read as "no tokens"
@@ -209,6 +222,24 @@ class Episode:
         output.completion_mask = mask
         output.completion_logprobs = logprobs if has_logprobs else None
 
+    def _record_of(self, number: int) -> TurnRecord:
+        turn = self.turns[number]
+        return TurnRecord(
+            text=turn.text,
+            finish_reason=turn.finish_reason,
+            reward=self.step_rewards[number] if number < len(self.step_rewards) else None,
+            exchange=self.exchanges[number + 1] if number + 1 < len(self.exchanges) else None,
+            seconds=self._seconds_of(number) if len(self._clock) == len(self.turns) else None,
+        )
+
+    def _seconds_of(self, number: int) -> dict[str, float]:
+        """A completion is taken in between its sampling and what the environment makes of it."""
+        sampled = self._clock[number][0] - (self._clock[number - 1][0] if number else 0.0)
+        last = number == len(self._clock) - 1
+        end = (0.0, self.environment_seconds, self.waiting_seconds) if last else self._clock[number + 1]
+        spent = (sampled, end[1] - self._clock[number][1], end[2] - self._clock[number][2])
+        return dict(zip(("sampling", "environment", "waiting"), (round(value, 6) for value in spent), strict=True))
+
     def _mask(self, turn: Turn) -> list[int]:
         return list(turn.loss_mask) if self.scored else [0] * len(turn.loss_mask)
 
@@ -223,6 +254,7 @@ class Episode:
             "segments": len(self.segments),
             "sampling_seconds": round(self.sampling_seconds, 6),
             "environment_seconds": round(self.environment_seconds, 6),
+            "waiting_seconds": round(self.waiting_seconds, 6),
         }
 
 

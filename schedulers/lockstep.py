@@ -29,7 +29,7 @@ RolloutFn: TypeAlias = Callable[[list[RolloutInferRequest], RequestConfig], Sequ
 its ``max_tokens`` where that is set."""
 
 GatherFn: TypeAlias = Callable[[list[bool]], Sequence[bool]]
-"""Concatenates the lists of all ranks, as ``accelerate.utils.gather_object`` does."""
+"""Concatenates the lists of all ranks, which are of one length, as ``accelerate.utils.gather_object`` does."""
 
 
 def start_multi_turn(
@@ -98,13 +98,19 @@ def run_multi_turn(
         else:
             active = batch.take_over(requests, max_turns)
         answers = first_turn_outputs
-        while any(gather_fn([bool(active)])):
-            started = time.perf_counter()
-            if answers is None:
-                answers = rollout_fn([episode.request for episode in active], request_config)
-            batch.take_turns(active, answers, time.perf_counter() - started)
+        while True:
+            # Two flags a rank. One whose trajectories all wait for sessions must not keep the others from the turns
+            # that will free some.
+            flags = list(gather_fn([bool(active), batch.waiting]))
+            if any(flags[::2]):
+                started = time.perf_counter()
+                if answers is None:
+                    answers = rollout_fn([episode.request for episode in active], request_config)
+                batch.take_turns(active, answers, time.perf_counter() - started)
+                answers = None
+            elif not any(flags):
+                break
             active = batch.settle()
-            answers = None
     outputs = [output for episode in batch.episodes for output in scheduler.outputs_of(episode)]
     scheduler._raise_if_all_failed(outputs)
     return outputs
@@ -185,6 +191,11 @@ class _Batch:
             episode.sampling_seconds += seconds
             self._advance(episode, self._take_turn(episode, answer))
 
+    @property
+    def waiting(self) -> bool:
+        """Whether there are trajectories that wait for the end of another one, perhaps of another rank."""
+        return bool(self._busy)
+
     def settle(self, *, all_of_them: bool = False) -> list[Episode]:
         """Let all trajectories come to their next prompts, other than those that wait for the end of another one.
 
@@ -210,7 +221,7 @@ class _Batch:
                     episode.request.max_tokens = config.max_tokens
         finally:
             if self._finishes and episode.stop_reason is not None:
-                await self._scheduler._finish(episode)
+                await self._scheduler._end(episode)
 
     async def _take_turn(self, episode: Episode, answer: Answer) -> None:
         if episode.stop_reason is not None:  # it failed before the caller sampled its first turn
@@ -223,12 +234,16 @@ class _Batch:
         await self._scheduler._take_turn(episode, response)
 
     async def _settle(self, *, all_of_them: bool) -> None:
+        done: set[asyncio.Task[None]] = set()
+        glanced = False
         while self._busy:
-            waiting = [episode for episode in self._busy.values() if self._scheduler.is_waiting(episode)]
             ready = any(episode.stop_reason is None for episode in self.episodes if episode not in self._busy.values())
-            if len(waiting) == len(self._busy) and ready and not all_of_them:
+            all_wait = all(map(self._scheduler.is_waiting, self._busy.values()))
+            # With nothing to do meanwhile, one glance is waited for: the caller will ask again at once.
+            if all_wait and not all_of_them and (ready or (glanced and not done)):
                 return
             done, _ = await asyncio.wait(self._busy, timeout=_GLANCE, return_when=asyncio.FIRST_COMPLETED)
+            glanced = True
             for task in done:
                 del self._busy[task]
                 if not task.cancelled():
@@ -236,4 +251,4 @@ class _Batch:
 
     async def _finish_all(self) -> None:
         await asyncio.gather(*self._busy, return_exceptions=True)
-        await asyncio.gather(*map(self._scheduler._finish, self.episodes))
+        await asyncio.gather(*map(self._scheduler._end, self.episodes))

@@ -34,6 +34,8 @@ _TAGGED = re.compile(r"<answer>((?:(?!<answer>).)*?)(?:</answer>|\Z)", re.DOTALL
 _HASHED = re.compile(r"####[ \t]*([-+]?\$?\d[\d,]*(?:[./]\d+)?%?)[ \t]*$", re.MULTILINE)  # as GSM8K ends; no heading
 _LATEX = re.compile(r"\$|\\\(|\\\[")
 
+_of_parents: list[object] = []  # processes started before a fork; kept, since to collect them would be to touch them
+
 
 class MathGrader:
     r"""Compares answers with solutions by what they mean: ``\frac{1}{2}`` is ``0.5``.
@@ -43,7 +45,7 @@ class MathGrader:
     a text that marks it in the same way.
 
     Any thread may call it; calls wait for each other. The child process starts with the first call, takes about a
-    second for that, and ends with the grader.
+    second for that, and ends with the grader. A forked process gets one of its own.
 
     Args:
         timeout: The most seconds for one answer; one that takes longer is wrong.
@@ -59,9 +61,10 @@ class MathGrader:
         if importlib.util.find_spec("math_verify") is None:
             raise ImportError('grading mathematics needs math-verify: pip install "openenv-client[math]"')
         self.timeout = timeout
+        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
-        self._end_process: Callable[[], object] = lambda: None
+        self._finalizer: weakref.finalize[..., MathGrader] | None = None
 
     def __call__(self, completions: Sequence[str], solutions: Sequence[str]) -> list[float]:
         """Grade answers.
@@ -83,6 +86,7 @@ class MathGrader:
 
     def close(self) -> None:
         """End the child process; the next call starts another."""
+        self._begin_anew_after_fork()
         with self._lock:
             self._stop()
 
@@ -92,6 +96,7 @@ class MathGrader:
         value = final_answer(solution)
         marked = value is not None or not _LATEX.search(solution)
         request = json.dumps([_boxed(value or solution) if marked else solution, _as_math(answer)]) + "\n"
+        self._begin_anew_after_fork()
         with self._lock:
             for _ in range(2):  # a process that was killed from outside, or died, is replaced once
                 line, late = self._ask(request)
@@ -135,14 +140,24 @@ class MathGrader:
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
         self._process = process
-        self._end_process = weakref.finalize(self, _end, process)
+        self._finalizer = weakref.finalize(self, _end, process)
         if process.stdout is None or process.stdout.readline() != "ready\n":
             self._stop()
             raise RuntimeError('math-verify does not start; python -c "import math_verify" says why')
         return process
 
+    def _begin_anew_after_fork(self) -> None:
+        if os.getpid() == self._pid:
+            return
+        # Two processes on the same pipes would read each other's replies, and the lock may be held for ever.
+        if self._finalizer is not None:
+            self._finalizer.detach()
+            _of_parents.append(self._process)
+        self._pid, self._lock, self._process, self._finalizer = os.getpid(), threading.Lock(), None, None
+
     def _stop(self) -> None:
-        self._end_process()
+        if self._finalizer is not None:
+            self._finalizer()
         self._process = None
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from openenv_client import ConfigurationError, OpenEnvError, RequestError, UsageError
-from schedulers.engines.base import InferEngine, Tokenizer
+from schedulers.engines.base import ContextOverflowError, InferEngine, Tokenizer
 from schedulers.episode import Episode, Turn
 from schedulers.tokens import ChatPrompts
 from schedulers.types import (
@@ -203,7 +203,7 @@ class RolloutScheduler:
         try:
             await self._play(episode, request_config)
         finally:
-            await self._finish(episode)
+            await self._end(episode)
         outputs = self.outputs_of(episode)
         return outputs[0] if len(outputs) == 1 else outputs
 
@@ -283,6 +283,11 @@ class RolloutScheduler:
             self._fail(episode, StopReason.ERROR, error)
         except (OpenEnvError, EnvError) as error:
             self._fail(episode, StopReason.ENV_LOST, error)
+        except ContextOverflowError as error:
+            if episode.turns:
+                episode.stop(StopReason.CONTEXT)
+            else:
+                self._fail(episode, StopReason.ERROR, error)
         except Exception as error:  # noqa: BLE001 - a hook may raise anything; it must not take the siblings with it
             self._fail(episode, StopReason.ERROR, error)
         except BaseException as error:  # a cancellation, or the end of the program
@@ -384,7 +389,7 @@ class RolloutScheduler:
             engine = type(self.infer_engine).__name__
             self._warn_of_logprobs(f"{engine} gave some that do not match its tokens one to one")
         episode.response = response
-        episode.turns.append(turn)
+        episode.add_turn(turn)
         if continues:
             request.messages[-1]["content"] += turn.text
         else:
@@ -405,6 +410,11 @@ class RolloutScheduler:
                 episode.history[-1] = dict(request.messages[answered - 1])
         elif "response_loss_mask" in result:
             raise ValueError("step returned response_loss_mask without response_token_ids; it must return both")
+
+    async def _end(self, episode: Episode) -> None:
+        """Finish a trajectory; what its hooks raise ends it alone."""
+        with self._failures_end(episode):
+            await self._finish(episode)
 
     async def _finish(self, episode: Episode) -> None:
         """Say that a trajectory is over, the first time that this is called for it."""

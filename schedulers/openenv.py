@@ -10,6 +10,7 @@ import logging
 import random
 import re
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,7 +21,7 @@ from schedulers.engines.base import InferEngine
 from schedulers.episode import Episode
 from schedulers.gym import GYMScheduler, Start, Transition
 from schedulers.multi_turn import SchedulerOptions
-from schedulers.types import ChatCompletionResponseChoice, StopReason
+from schedulers.types import ChatCompletionResponseChoice, Exchange, StopReason
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -170,7 +171,8 @@ class OpenEnvScheduler(GYMScheduler):
         episode.env = wrapper
         episode.infos["recoveries"] = []
         episode.infos["seed"] = (env_config.get("reset_kwargs") or {}).get("seed")
-        observation, metadata = await self._bridge.call_in_slot(wrapper, wrapper.reset, timeout=self.slot_timeout)
+        observation, metadata = await self._call(episode, wrapper.reset)
+        episode.exchanges = [Exchange(None, observation, 0.0, bool(metadata.get("done")), metadata)]
         if metadata.get("done"):
             episode.stop(StopReason.ENV_DONE)
         return self.observe_reset(episode, observation)
@@ -181,9 +183,7 @@ class OpenEnvScheduler(GYMScheduler):
         action = parse(choice.message.content)
         if action is not None:
             try:
-                result = await self._bridge.call_in_slot(
-                    episode.env, episode.env.step, action, timeout=self.slot_timeout
-                )
+                result = await self._call(episode, episode.env.step, action)
             except EnvironmentFailedError as error:
                 if error.code != "VALIDATION_ERROR":
                     raise
@@ -191,7 +191,9 @@ class OpenEnvScheduler(GYMScheduler):
                 logger.debug("trajectory %s: %s", episode.request.uuid, error)
             else:
                 episode.parse_failures = 0
+                episode.exchanges.append(Exchange(action, *result))
                 return self.observe_step(episode, action, result)
+        episode.exchanges.append(Exchange(action))
         transition = self.observe_step(episode, None, None)
         episode.parse_failures += 1
         # A completion that was cut before its action is not malformed; it ends the trajectory as LENGTH.
@@ -207,6 +209,24 @@ class OpenEnvScheduler(GYMScheduler):
         """Close the session, also when the task that played it is being cancelled."""
         episode.infos["recoveries"] = [recovery._asdict() for recovery in episode.env.recoveries]
         await self._bridge.close(episode.env)
+
+    async def _call(self, episode: Episode, function: Callable[..., _T], *args: Any) -> _T:
+        """Call the trajectory's environment, and note how much of the time it was not at work on that."""
+        busy = 0.0
+
+        def timed() -> _T:
+            nonlocal busy
+            started = time.perf_counter()
+            try:
+                return function(*args)
+            finally:
+                busy += time.perf_counter() - started
+
+        started = time.perf_counter()
+        try:
+            return await self._bridge.call_in_slot(episode.env, timed, timeout=self.slot_timeout)
+        finally:
+            episode.waiting_seconds += time.perf_counter() - started - busy
 
     def _make_wrapper(self, env_config: dict[str, Any]) -> OpenEnvWrapper:
         return OpenEnvWrapper(env_config, **{**self.env_settings, "capacity_timeout": 0})
@@ -232,8 +252,7 @@ class _Bridge:
 
     async def call(self, wrapper: OpenEnvWrapper, function: Callable[..., _T], *args: Any) -> _T:
         """Run ``function(*args)`` on a thread. When the caller is cancelled, the wait in the thread ends as well."""
-        permit = self._permits.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self._limit))
-        async with permit:
+        async with self._permit():
             call = _in_thread(function, *args)
             try:
                 return await call
@@ -279,6 +298,15 @@ class _Bridge:
                 if not waiter.done():
                     waiter.set_result(None)
                     break
+
+    def _permit(self) -> asyncio.Semaphore:
+        loop = asyncio.get_running_loop()
+        if loop not in self._permits:
+            # A semaphore that was waited for holds its loop, so weak keys alone would never let go of the two.
+            for old in [reference() for reference in self._permits.keyrefs()]:
+                if old is not None and old.is_closed():
+                    self._permits.pop(old, None)
+        return self._permits.setdefault(loop, asyncio.Semaphore(self._limit))
 
     async def _slot_freed(self, timeout: float) -> None:
         """Wait until a session of this scheduler was closed, at most ``timeout`` seconds; others may free slots too."""

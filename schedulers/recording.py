@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Callable, Iterable, Iterator
+import logging
+import platform
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -14,9 +18,13 @@ from schedulers.types import RolloutOutput
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["SCHEMA_VERSION", "TrajectoryWriter", "keep_trajectories", "read_trajectories"]
+__all__ = ["SCHEMA_VERSION", "TrajectoryWriter", "installed_versions", "keep_trajectories", "read_trajectories"]
 
-SCHEMA_VERSION = 1
+logger = logging.getLogger(__name__)
+
+SCHEMA_VERSION = 2
+"""2 added ``versions``, ``start`` and ``turns`` to what 1 had."""
+
 _FIELDS = (
     "uuid",
     "messages",
@@ -28,7 +36,10 @@ _FIELDS = (
     "completion_mask",
     "completion_logprobs",
     "rollout_infos",
+    "start",
+    "turns",
 )
+_PACKAGES = ("openenv-client", "openenv", "textarena", "torch", "transformers", "trl", "vllm", "openai")
 
 
 class TrajectoryWriter:
@@ -50,11 +61,14 @@ class TrajectoryWriter:
             outputs: What ``async_infer`` returned.
             labels: Further fields of each line, such as ``step=3``.
         """
-        for output in outputs:
-            record = {name: getattr(output, name) for name in _FIELDS}
-            line = {"schema_version": SCHEMA_VERSION, **labels, **record}
-            # A lone surrogate of a model's text cannot be written as UTF-8; escaped it can.
-            self._file.write(json.dumps(line, default=_jsonable) + "\n")
+        records = [{name: getattr(output, name) for name in _FIELDS} for output in outputs]
+        self.write_records({"versions": installed_versions(), **labels, **record} for record in records)
+
+    def write_records(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Append records as ``read_trajectories`` gives them, all at once."""
+        # A lone surrogate of a model's text cannot be written as UTF-8; escaped it can.
+        lines = [json.dumps({"schema_version": SCHEMA_VERSION, **r}, default=_jsonable) + "\n" for r in records]
+        self._file.write("".join(lines))
         self._file.flush()
 
     def close(self) -> None:
@@ -71,21 +85,20 @@ class TrajectoryWriter:
 
 
 def read_trajectories(path: str | Path) -> Iterator[dict[str, Any]]:
-    """The lines of a file that ``TrajectoryWriter`` wrote.
+    """The lines of a file that ``TrajectoryWriter`` wrote; docs/reference/recording.md says what is in them.
+
+    Records of schema version 1 are read as if they were of this one, with None for what they lack. A last line without
+    its end, cut while it was written, is left out with a warning.
 
     Raises:
-        ValueError: A line is no such record; names the line.
+        ValueError: A line is no such record, or of a later version; names the line.
     """
     with Path(path).open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
-            try:
-                record = json.loads(line)
-                version = record["schema_version"]
-            except (ValueError, KeyError, TypeError) as error:
-                raise ValueError(f"{path}, line {number}: not a recorded trajectory ({error})") from error
-            if version != SCHEMA_VERSION:
-                raise ValueError(f"{path}, line {number}: schema version {version}, this reader knows {SCHEMA_VERSION}")
-            yield record
+            if not line.endswith("\n"):
+                logger.warning("%s, line %d was cut while it was written and is left out", path, number)
+                return
+            yield _parse(line, f"{path}, line {number}")
 
 
 def keep_trajectories(path: str | Path, wanted: Callable[[dict[str, Any]], bool]) -> None:
@@ -94,14 +107,49 @@ def keep_trajectories(path: str | Path, wanted: Callable[[dict[str, Any]], bool]
     Args:
         path: The file; nothing happens if there is none.
         wanted: Whether to keep a record.
+
+    Raises:
+        ValueError: A line is no record; names the line. The file is then as it was.
     """
     path = Path(path)
     if not path.exists():
         return
     temporary = path.with_name(f"{path.name}.part")
     with path.open(encoding="utf-8") as lines, temporary.open("w", encoding="utf-8") as kept:
-        kept.writelines(line for line in lines if line.endswith("\n") and wanted(json.loads(line)))
+        for number, line in enumerate(lines, 1):
+            if line.endswith("\n") and wanted(_parse(line, f"{path}, line {number}")):
+                kept.write(line)
     temporary.replace(path)
+
+
+@functools.cache
+def installed_versions() -> dict[str, str]:
+    """Of Python, this package and what rollouts are made with, as far as it is installed."""
+    found = ((name, _version(name)) for name in _PACKAGES)
+    return {"python": platform.python_version(), **{name: version for name, version in found if version is not None}}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _parse(line: str, where: str) -> dict[str, Any]:
+    try:
+        record: dict[str, Any] = json.loads(line)
+        schema = record["schema_version"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{where}: not a recorded trajectory ({error})") from error
+    if schema == 1:
+        return {**record, "schema_version": SCHEMA_VERSION, "versions": None, "start": None, "turns": None}
+    if schema != SCHEMA_VERSION:
+        raise ValueError(
+            f"{where}: schema version {schema}, this reader knows 1 and {SCHEMA_VERSION}; read it with the version of "
+            "openenv-client that wrote it"
+        )
+    return record
 
 
 def _jsonable(value: Any) -> Any:

@@ -187,20 +187,26 @@ class ThinkingModelTipsScheduler(TipsScheduler):
         messages.append({"role": "user", "content": self.tips_prompt})
         return {"infer_request": infer_request}
 
+    def _add_rewards(self, episode: Episode) -> None:
+        for each in self._rounds(episode) or [episode]:
+            super()._add_rewards(each)
+
     def outputs_of(self, episode: Episode) -> list[RolloutOutput]:
         """One output for each round; the trajectory's own when it has none."""
+        outputs = [this.to_output() for this in self._rounds(episode)]
+        for number, output in enumerate(outputs, start=1):
+            output.rollout_infos["num_turns"] = number
+        return outputs or [episode.to_output()]
+
+    def _rounds(self, episode: Episode) -> list[Episode]:
+        """The rounds so far, which end as their trajectory does."""
         rounds: list[Episode] = episode.state or []
-        outputs = []
-        for number, this in enumerate(rounds, start=1):
-            last = number == len(rounds) or not episode.scored
+        for this in rounds:
+            last = this is rounds[-1] or not episode.scored
             this.stop_reason = episode.stop_reason if last else StopReason.FINISHED
             this.exception = episode.exception
             this.infos = episode.infos
-            self._add_rewards(this)
-            output = this.to_output()
-            output.rollout_infos["num_turns"] = number
-            outputs.append(output)
-        return outputs or [episode.to_output()]
+        return rounds
 
 
 def tokens_before(marks: Sequence[str], token_ids: Sequence[int], tokenizer: Tokenizer) -> int:

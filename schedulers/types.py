@@ -16,12 +16,14 @@ __all__ = [
     "ChatCompletionResponse",
     "ChatCompletionResponseChoice",
     "ChatMessage",
+    "Exchange",
     "Message",
     "Messages",
     "RequestConfig",
     "RolloutInferRequest",
     "RolloutOutput",
     "StopReason",
+    "TurnRecord",
 ]
 
 Message: TypeAlias = dict[str, Any]
@@ -177,6 +179,45 @@ class ChatCompletionResponse:
     usage: dict[str, int] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Exchange:
+    """What passed between a trajectory and its server: the start, or one turn.
+
+    Args:
+        action: What was sent; None at the start, and when the completion held no action.
+        observation: What came back; None when nothing was sent, or when the server refused it unseen.
+        reward: The environment's own reward of this step.
+        done: The environment said that the episode is over.
+        metadata: What the server added.
+    """
+
+    action: dict[str, Any] | None = None
+    observation: dict[str, Any] | None = None
+    reward: float = 0.0
+    done: bool = False
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TurnRecord:
+    """One turn, for the record.
+
+    Args:
+        text: What the model said.
+        finish_reason: ``"stop"`` or ``"length"``.
+        reward: What the turn added to ``total_reward``; None when it was not judged.
+        exchange: What the server was asked and answered; None without a server, and when its answer never came.
+        seconds: How long ``sampling`` and ``environment`` took; ``waiting`` is the part of the latter in which the
+            trajectory waited for its turn. None when unknown.
+    """
+
+    text: str
+    finish_reason: str = "stop"
+    reward: float | None = None
+    exchange: Exchange | None = None
+    seconds: dict[str, float] | None = None
+
+
 @dataclass
 class RolloutOutput:
     """A finished trajectory.
@@ -195,6 +236,8 @@ class RolloutOutput:
         completion_token_ids: Everything after that prompt, environment text included, in one row; None when unknown.
         completion_mask: 1 on sampled tokens of ``completion_token_ids``, else 0.
         completion_logprobs: The log-probability of each token of ``completion_token_ids``; 0.0 where the mask is 0.
+        start: The server's first answer; None without a server.
+        turns: The turns one by one.
         exception: What was raised inside the trajectory, for callers in the same process; never recorded.
     """
 
@@ -209,6 +252,8 @@ class RolloutOutput:
     completion_token_ids: list[int] | None = None
     completion_mask: list[int] | None = None
     completion_logprobs: list[float] | None = None
+    start: Exchange | None = None
+    turns: list[TurnRecord] = field(default_factory=list)
     exception: BaseException | None = field(default=None, repr=False, compare=False)
 
     @property

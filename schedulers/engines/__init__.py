@@ -4,7 +4,7 @@ Engines that need more than the base installation are imported by their full nam
 ``from schedulers.engines.transformers import TransformersEngine``.
 """
 
-from schedulers.engines.base import InferEngine, Tokenizer
+from schedulers.engines.base import ContextOverflowError, InferEngine, Tokenizer
 from schedulers.engines.scripted import ScriptedCall, ScriptedEngine
 
-__all__ = ["InferEngine", "ScriptedCall", "ScriptedEngine", "Tokenizer"]
+__all__ = ["ContextOverflowError", "InferEngine", "ScriptedCall", "ScriptedEngine", "Tokenizer"]

@@ -7,7 +7,15 @@ from typing import Any, Protocol, runtime_checkable
 
 from schedulers.types import ChatCompletionResponse, Messages, RequestConfig, RolloutInferRequest
 
-__all__ = ["InferEngine", "Tokenizer"]
+__all__ = ["ContextOverflowError", "InferEngine", "Tokenizer"]
+
+
+class ContextOverflowError(ValueError):
+    """A prompt leaves no room for a completion in the model's context.
+
+    An engine that knows it only when it samples raises this; a scheduler then ends the trajectory with
+    ``StopReason.CONTEXT`` and the rewards that it has.
+    """
 
 
 @runtime_checkable
@@ -45,5 +53,8 @@ class InferEngine(Protocol):
         """Sample one completion for ``request``.
 
         When ``request.prompt_token_ids`` is set the engine samples from exactly these ids, and ``token_ids`` of the
-        answer are exactly those that it sampled.
+        answer are exactly those that it sampled. An engine that cannot tell ids leaves ``token_ids`` None.
+
+        Raises:
+            ContextOverflowError: The prompt does not fit.
         """

@@ -329,14 +329,16 @@ class SwiftScheduler(SwiftMultiTurnScheduler):  # type: ignore[misc]
         if not trajectory.over or trajectory.ended:
             return
         trajectory.ended = True
-        if episode.total_reward is not None:
-            self._recent.append(episode.total_reward)
-            self._unscored = 0
-        elif episode.stop_reason is not StopReason.CANCELLED:
-            self._unscored += 1
-        if trajectory.void:
-            trajectory.blank()
-        await self.scheduler._finish(episode)
+        try:
+            await self.scheduler._end(episode)  # in which it may still come to be unscored
+        finally:
+            if episode.total_reward is not None:
+                self._recent.append(episode.total_reward)
+                self._unscored = 0
+            elif episode.stop_reason is not StopReason.CANCELLED:
+                self._unscored += 1
+            if trajectory.void:
+                trajectory.blank()
 
     # -- small things -------------------------------------------------------------------------------
 

@@ -18,9 +18,9 @@ GAMES = pytest.mark.parametrize("example", EXAMPLES.values(), ids=EXAMPLES)
 
 @GAMES
 def test_training_seeds_are_not_held_out(example: Example) -> None:
-    for line in example.dataset.read_text().splitlines():
-        config = json.loads(line)["env_config"]
-        assert config.get("seed", config.get("reset_kwargs", {}).get("seed")) < example.held_out_seed
+    rows = [json.loads(line) for line in example.dataset.read_text().splitlines()]
+    assert rows == [example.row(seed) for seed in range(len(rows))]
+    assert len(rows) < example.held_out_seed
 
 
 @GAMES

@@ -183,6 +183,26 @@ def test_no_process_is_left_behind() -> None:
         os.kill(int(done.stdout), 0)
 
 
+def test_a_forked_process_has_one_of_its_own() -> None:
+    """Two at the same pipes would read each other's verdicts; and the end of the fork does not end the other's."""
+    code = """if True:
+        import os, sys
+        from schedulers.maths import MathGrader
+
+        grader = MathGrader(timeout=30)
+        grader(["1"], ["1"])
+        child = os.fork()
+        wanted = float(child != 0)
+        verdicts = grader(["\\\\boxed{%d}" % wanted] * 20, ["1"] * 20)
+        if child == 0:
+            sys.exit(verdicts != [wanted] * 20)
+        failed = os.waitpid(child, 0)[1]
+        sys.exit(failed or verdicts != [wanted] * 20 or grader._process.poll() is not None)
+    """
+    done = subprocess.run([sys.executable, "-c", code], cwd=_ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_nothing_waits_for_the_main_thread(grader: MathGrader) -> None:
     results: list[list[float]] = []
     thread = threading.Thread(target=lambda: results.append(grader(["\\boxed{2}"], ["2"])))

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from schedulers import (
     ChatCompletionResponseChoice,
     ChatMessage,
+    Episode,
     MathTipsScheduler,
     RequestConfig,
     RolloutError,
@@ -23,6 +24,8 @@ from schedulers import (
     StopReason,
     ThinkingModelTipsScheduler,
     multi_turns,
+    rollout_fn_of,
+    run_multi_turn,
 )
 from schedulers.engines import ScriptedEngine
 from schedulers.maths import math_grader
@@ -425,6 +428,27 @@ async def test_extra_rewards_are_those_of_the_round() -> None:
     scheduler = thinking([WRONG, RIGHT], extra_rewards={"length": lambda episode: len(episode.turns[-1].text)})
     outputs = await roll(scheduler)
     assert [output.rollout_infos["rewards"]["length"] for output in outputs] == [len(WRONG), len(RIGHT)]
+
+
+def test_extra_reward_that_raises_for_a_round_leaves_its_own_trajectory_unscored() -> None:
+    """All rounds of it, in both modes; the other trajectory stands."""
+
+    def fragile(episode: Episode) -> float:
+        if episode.turns[-1].text == WRONG:
+            raise LookupError("a bug")
+        return 1.0
+
+    def script(request: RolloutInferRequest, turn: int) -> str:
+        return WRONG if request.uuid == "b" and turn == 0 else RIGHT
+
+    scheduler = thinking(script, extra_rewards={"mine": fragile})
+    free = asyncio.run(roll(scheduler, ask("a"), ask("b")))
+    engine = scheduler.engine
+    assert engine is not None
+    lockstep = run_multi_turn([ask("a"), ask("b")], None, scheduler, rollout_fn_of(engine), RequestConfig())
+    for a, *rounds in (free, lockstep):
+        assert a.rollout_infos["rewards"] == {"accuracy_reward": 1.0, "mine": 1.0}
+        assert [(output.error, output.total_reward) for output in rounds] == [("LookupError: a bug", None)] * 2
 
 
 async def test_reason_of_the_last_round_is_the_trajectorys() -> None:
