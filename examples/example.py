@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from schedulers import RolloutInferRequest, RolloutScheduler
+from schedulers import RolloutScheduler
+from schedulers.engines.policies import Policy
 
 __all__ = ["BASE_URL", "HELD_OUT_SEED", "Example"]
 
@@ -25,8 +26,8 @@ class Example:
     Args:
         name: Of its folder, its dataset and, when it runs in this process, its environment.
         scheduler: Makes the scheduler of an engine, a turn limit (None leaves it to the game) and keyword options.
-        policy: A reference player that sees what a model sees: the answer to a request. It can be the script of a
-            ``ScriptedEngine``.
+        policies: Players by name that see what a model sees; each can be the script of a ``ScriptedEngine``. There are
+            at least ``random``, which plays any legal move, and ``solver``, which wins.
         env_id: What the environment server has to play; None when the environment lives in this process.
         reward_names: The components in ``rollout_infos["rewards"]``; none when there is only the total.
         measures: Numbers in ``rollout_infos`` that are worth a mean, and what they are called in a table.
@@ -37,13 +38,18 @@ class Example:
 
     name: str
     scheduler: Callable[..., RolloutScheduler]
-    policy: Callable[[RolloutInferRequest, int], str]
+    policies: Mapping[str, Policy]
     env_id: str | None = None
     reward_names: tuple[str, ...] = ()
     measures: Mapping[str, str] = field(default_factory=dict)
     difficulties: tuple[str, ...] = ()
     model: Path | None = None
     held_out_seed: int = HELD_OUT_SEED
+
+    @property
+    def policy(self) -> Policy:
+        """The reference player."""
+        return self.policies["solver"]
 
     @property
     def dataset(self) -> Path:

@@ -43,6 +43,13 @@ def main(
     lora: Annotated[
         bool, typer.Option("--lora", help="Train a LoRA adapter, not all weights.", rich_help_panel="Model")
     ] = False,
+    use_vllm: Annotated[
+        bool, typer.Option("--use-vllm", help="Sample the games of training with vLLM.", rich_help_panel="Model")
+    ] = False,
+    vllm: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="A field of vLLM's EngineArgs; repeatable.", rich_help_panel="Model"),
+    ] = None,
     lora_rank: Annotated[int, typer.Option(min=1, help="Rank of the adapter.", rich_help_panel="Model")] = 16,
     base_url: Annotated[
         str | None,
@@ -107,7 +114,10 @@ def main(
         int | None, typer.Option(min=1, help="Tokens a turn; by default 16 (128).", rich_help_panel="Training")
     ] = None,
     max_completion_length: Annotated[
-        int, typer.Option(min=1, help="Tokens of a whole game after its first prompt.", rich_help_panel="Training")
+        int,
+        typer.Option(
+            min=1, metavar="N", help="Tokens of a whole game after its first prompt.", rich_help_panel="Training"
+        ),
     ] = 8192,
     seed: Annotated[int, typer.Option(help="Of training.", rich_help_panel="Training")] = 0,
     reward_weight: Annotated[
@@ -184,6 +194,8 @@ def main(
             max_new_tokens=max_new_tokens or (16 if embedded else 128),
             max_completion_length=max_completion_length,
             lora_rank=lora_rank if lora else None,
+            use_vllm=use_vllm,
+            vllm=dict(parse_pair("--vllm", pair) for pair in vllm or []),
             reward_weights=dict(parse_pair("--reward-weight", pair) for pair in reward_weight or []),
             seed=seed,
             save_steps=save_steps,

@@ -34,9 +34,10 @@ from schedulers import (
 )
 from schedulers.names import did_you_mean
 from schedulers.recording import TrajectoryWriter, keep_trajectories
+from server_scripts.guard import TokenError
 from server_scripts.launch import ServerProcess, ServerStartError
 
-__all__ = ["RUNS", "Failure", "Settings", "choose_folder", "console", "run"]
+__all__ = ["RUNS", "Failure", "Settings", "choose_folder", "console", "environment", "run"]
 
 RUNS = Path("outputs")
 """Holds a folder for each game, and in it one for each run."""
@@ -73,6 +74,8 @@ class Settings:
     max_new_tokens: int
     max_completion_length: int
     lora_rank: int | None
+    use_vllm: bool
+    vllm: dict[str, Any]
     reward_weights: dict[str, float]
     seed: int
     save_steps: int
@@ -178,12 +181,16 @@ def _train_and_evaluate(
     from schedulers.trainers.trl import NoScoredRolloutError, TRLRollout, reward_functions, trl_dataset
 
     settings = results.settings
-    rollout = TRLRollout(
-        lambda engine: make_scheduler(settings, engine),
-        max_new_tokens=settings.max_new_tokens,
-        on_batch=results.add_batch,
-    )
-    with rollout:
+    with contextlib.ExitStack() as stack:
+        vllm = stack.enter_context(_vllm(settings)) if settings.use_vllm else None
+        rollout = stack.enter_context(
+            TRLRollout(
+                lambda engine: make_scheduler(settings, engine),
+                max_new_tokens=settings.max_new_tokens,
+                make_engine=(lambda trainer: vllm) if vllm else None,
+                on_batch=results.add_batch,
+            )
+        )
         trainer = GRPOTrainer(
             model=model,
             args=config,
@@ -210,6 +217,31 @@ def _train_and_evaluate(
             _evaluate("after", settings, base_url, engine, results)
         except (NoScoredRolloutError, RolloutError) as error:
             raise Failure(str(error)) from error
+
+
+def _vllm(settings: Settings) -> Any:
+    """VLLM with the model as it is on disk; ``TRLRollout`` keeps it in step with the trainer.
+
+    Raises:
+        Failure: It is not installed, or does not start.
+    """
+    import torch
+
+    # In this process, which starts in seconds and takes new weights without a file; read when vLLM is imported.
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    try:
+        from schedulers.engines.vllm import VLLMEngine
+    except ImportError as error:
+        raise Failure(f"--use-vllm: {error}") from error
+    # Beside the trainer on one device: its own defaults would take nearly all of the memory.
+    gpu = torch.cuda.is_available()
+    defaults = {"gpu_memory_utilization": 0.4} if gpu else {"enforce_eager": True, "kv_cache_memory_bytes": 2**30}
+    try:
+        return VLLMEngine.from_pretrained(
+            settings.model, dtype="auto" if gpu else "float32", options={**defaults, **settings.vllm}
+        )
+    except (OSError, TypeError, ValueError, RuntimeError) as error:
+        raise Failure(f"--use-vllm: vLLM does not start with {settings.model}: {error}") from error
 
 
 def _evaluate(phase: str, settings: Settings, base_url: str | None, engine: InferEngine, results: Results) -> None:
@@ -367,9 +399,11 @@ def environment(settings: Settings) -> Iterator[str | None]:
         return
     env_id = settings.env_id or example.env_id
     sessions = max(settings.games_per_step, settings.eval_games, 1)
-    server = ServerProcess(env_id=env_id, max_concurrent_envs=sessions, token=os.environ.get(TOKEN_VARIABLE))
     try:
+        server = ServerProcess(env_id=env_id, max_concurrent_envs=sessions, token=os.environ.get(TOKEN_VARIABLE))
         server.start()
+    except TokenError as error:
+        raise Failure(f"{TOKEN_VARIABLE}: {error}") from error
     except ServerStartError as error:
         raise Failure(f"the environment server did not start. {error}") from error
     try:

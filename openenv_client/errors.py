@@ -172,7 +172,10 @@ class ServerFullError(ConnectError):
         maximum: Sessions it allows.
     """
 
-    remedy = "Give the server more sessions (MAX_CONCURRENT_ENVS), open fewer at a time, or raise capacity_timeout."
+    remedy = (
+        "Give the server more sessions (--max-concurrent-envs, MAX_CONCURRENT_ENVS), open fewer at a time, or raise "
+        "capacity_timeout."
+    )
     transient = True
 
     def __init__(self, message: str, *, active: int | None = None, maximum: int | None = None) -> None:
@@ -190,7 +193,7 @@ class EnvironmentFailedError(OpenEnvError):
         errors: The list of a ``VALIDATION_ERROR``, one mapping for each bad field; else empty.
     """
 
-    remedy = "See the server's log; the session is still open."
+    remedy = "If it names something that you gave, correct that; else see the server's log. The session is still open."
 
     def __init__(
         self,

@@ -67,7 +67,7 @@ def websocket_url(base_url: str) -> str:
         ConfigurationError: It is not such an address.
     """
     if not isinstance(base_url, str):
-        raise ConfigurationError(f"base_url is {base_url!r}, not a string", remedy=_URL_REMEDY)
+        raise ConfigurationError(f"base_url is a {type(base_url).__name__}, not a string", remedy=_URL_REMEDY)
     text = base_url.strip()
     try:
         parts = urlsplit(text if "://" in text else f"http://{text}")

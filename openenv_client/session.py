@@ -494,8 +494,10 @@ def _status_error(response: Response, who: str) -> ConnectError:
         remedy = "Give the address to which it redirects."
     elif status == 407:
         remedy = "Put user name and password into the address of the proxy."
-    elif status in (401, 403):
-        remedy = "Check the path of base_url and, if the server wants one, the token."
+    elif status == 401:
+        remedy = 'Give the server\'s token: token=…, for a scheduler env_settings={"token": …}.'
+    elif status == 403:
+        remedy = "Check the path of base_url and its host name; a local server takes 127.0.0.1 and localhost."
     elif status == 404:
         remedy = "Check the path of base_url: the endpoint is the address of the server plus /ws."
     return ConnectError(

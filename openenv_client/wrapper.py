@@ -96,6 +96,7 @@ class _Episode:
         done: The environment has said so.
         losses: How many sessions were lost.
         lost: How the session was lost, until the game is rebuilt in another.
+        maybe_applied: Whether a session that was lost may have acted on the request that is still pending.
         recoveries: Sessions that were replaced.
     """
 
@@ -103,6 +104,7 @@ class _Episode:
     done: bool
     losses: int = 0
     lost: SessionLost | None = None
+    maybe_applied: bool = False
     recoveries: list[Recovery] = field(default_factory=list)
 
     def note(self, request: str, answer: Observation | EnvironmentFailedError) -> None:
@@ -337,10 +339,10 @@ class OpenEnvWrapper:
                     raise
                 if isinstance(error, ServerFullError):
                     budget = waiting = waiting or within.at_most(self._capacity_timeout)
+                    delay = min(_delay(attempt), budget.remaining())  # and a last attempt when the time is over
                 else:
-                    budget = opening
-                delay = _delay(attempt)
-                if delay >= budget.remaining():
+                    budget, delay = opening, _delay(attempt)
+                if delay >= budget.remaining() and not (budget is waiting and delay):
                     raise
                 # Aloud the first time: whoever waits for minutes should not have to guess for what.
                 level = logging.WARNING if attempt == 1 else logging.INFO
@@ -375,17 +377,22 @@ class OpenEnvWrapper:
 
     def _play(self, episode: _Episode, operation: str, request: str, parse: Callable[[str | bytes], _T]) -> _T:
         """Ask the environment, in a rebuilt game if need be."""
-        maybe_applied = False
         budget = Deadline(math.inf if episode.lost is None else self._recovery_timeout)
         while True:
             lost = episode.lost
             try:
                 if lost is not None:
                     self._rebuild(episode, lost, budget)
-                return self._live_session().exchange(operation, request, parse, budget.at_most(self._step_timeout))
+                reply = self._live_session().exchange(operation, request, parse, budget.at_most(self._step_timeout))
             except SessionLost as error:
-                maybe_applied = error.maybe_applied = error.maybe_applied or maybe_applied
+                episode.maybe_applied = error.maybe_applied = error.maybe_applied or episode.maybe_applied
                 self._lose(episode, error)
+            except ServerFullError as error:  # the episode waits, and so does what is known of the request
+                error.maybe_applied = episode.maybe_applied
+                raise
+            else:
+                episode.maybe_applied = False
+                return reply
             if lost is None:
                 budget = Deadline(self._recovery_timeout)
 
@@ -393,7 +400,7 @@ class OpenEnvWrapper:
         """Note that a session is lost; raise if that is the end of the episode."""
         episode.losses += 1
         if episode.played is None or not error.transient or episode.losses > self._max_recoveries:
-            episode.lost = episode.played = None
+            episode.lost, episode.played, episode.maybe_applied = None, None, False
             raise error
         episode.lost = error
         _logger.warning("a game is rebuilt in a new session of %s: %s", public_url(self._url), error.message)
@@ -458,7 +465,9 @@ def _mapping(name: str, value: Mapping[str, Any] | None) -> Mapping[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise ConfigurationError(f"{name} is {value!r:.200}", remedy="Give a dict.")
+        # Not the value: it may be an address with a password, or a header with a token.
+        address = " An address goes as base_url=…" if isinstance(value, str) and name == "env_config" else ""
+        raise ConfigurationError(f"{name} is a {type(value).__name__}", remedy=f"Give a dict.{address}")
     return value
 
 

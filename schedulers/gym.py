@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable
@@ -159,11 +160,17 @@ class GYMScheduler(MultiTurnScheduler):
     async def on_turn_end(
         self, infer_request: RolloutInferRequest, response_choice: ChatCompletionResponseChoice, current_turn: int
     ) -> dict[str, Any]:
-        """Step the environment; its reward and observation are kept in the episode."""
+        """Step the environment; its reward and observation are kept in the episode.
+
+        Raises:
+            ValueError: The reward is NaN or infinite, which would spoil those of the whole batch.
+        """
         episode = self.episode(infer_request)
         started = time.perf_counter()
         transition = await self.step_env(episode, response_choice)
         episode.environment_seconds += time.perf_counter() - started
+        if not math.isfinite(transition.reward):
+            raise ValueError(f"the reward of turn {current_turn} is {transition.reward}; it must be a finite number")
         episode.step_rewards.append(transition.reward)
         episode.pending_observation = transition.observation
         infos = {"gym_done": transition.done, **transition.info}

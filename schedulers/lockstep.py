@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from schedulers.engines.base import InferEngine
 from schedulers.episode import Episode
 from schedulers.multi_turn import RolloutScheduler
-from schedulers.types import ChatCompletionResponse, RequestConfig, RolloutInferRequest, RolloutOutput
+from schedulers.types import ChatCompletionResponse, RequestConfig, RolloutInferRequest, RolloutOutput, StopReason
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -87,10 +87,12 @@ def run_multi_turn(
     Raises:
         KeyError: ``first_turn_outputs`` are given for a request that was not started.
         TypeError: The scheduler overrides ``run``, which only ``async_infer`` calls.
-        ValueError: The number of answers is not that of the requests.
+        ValueError: The number of answers is not that of the requests, or ``max_turns`` is below 1.
         RolloutError: Every trajectory ended in an exception that is not the environment's.
         RuntimeError: An event loop is running in this thread; ``await scheduler.async_infer(…)`` there.
     """
+    if max_turns is not None and max_turns < 1:
+        raise ValueError(f"max_turns must be at least 1 (or None for the scheduler's), not {max_turns}")
     with _Batch(scheduler, request_config) as batch:
         if first_turn_outputs is None:
             batch.start(requests, max_turns)
@@ -172,7 +174,7 @@ class _Batch:
         self._scheduler._check_uuids(list(requests))
         for request in requests:
             episode = self._scheduler._register(request)
-            episode.max_turns = max_turns or episode.max_turns
+            episode.max_turns = episode.max_turns if max_turns is None else max_turns
             self.episodes.append(episode)
             self._advance(episode, self._scheduler.on_trajectory_start([request]))
 
@@ -180,7 +182,7 @@ class _Batch:
         """Go on with trajectories that were begun."""
         self.episodes = [self._scheduler.episode(request) for request in requests]
         for episode in self.episodes:
-            episode.max_turns = max_turns or episode.max_turns
+            episode.max_turns = episode.max_turns if max_turns is None else max_turns
         return self.episodes
 
     def take_turns(self, episodes: Sequence[Episode], answers: Sequence[Answer], seconds: float) -> None:
@@ -251,4 +253,7 @@ class _Batch:
 
     async def _finish_all(self) -> None:
         await asyncio.gather(*self._busy, return_exceptions=True)
+        for episode in self.episodes:
+            if episode.stop_reason is None:
+                episode.fail(StopReason.CANCELLED, asyncio.CancelledError("the batch was given up"))
         await asyncio.gather(*map(self._scheduler._end, self.episodes))

@@ -26,6 +26,8 @@ from schedulers.textarena import visible_text
 
 __all__ = ["AccuracyFunction", "MathGrader", "final_answer", "math_grader"]
 
+logger = logging.getLogger(__name__)
+
 AccuracyFunction: TypeAlias = Callable[[list[str], list[str]], Sequence[float]]
 """Answers and their solutions to accuracies, 1.0 for right; called in a thread, so it must not rely on signals."""
 
@@ -98,11 +100,19 @@ class MathGrader:
         request = json.dumps([_boxed(value or solution) if marked else solution, _as_math(answer)]) + "\n"
         self._begin_anew_after_fork()
         with self._lock:
-            for _ in range(2):  # a process that was killed from outside, or died, is replaced once
-                line, late = self._ask(request)
-                if line or late:
-                    return line == "1\n"
-            return False
+            try:
+                for _ in range(2):  # a process that was killed from outside, or died, is replaced once
+                    line, late = self._ask(request)
+                    if line:
+                        return line == "1\n"
+                    if late:
+                        break
+            except BaseException:  # Ctrl-C: the reply is still to come and must not become that to the next request
+                self._stop()
+                raise
+        why = f"took more than {self.timeout:g} s" if late else "ended the grader's process twice"
+        logger.warning("an answer counts as wrong, since comparing it %s: %.200r", why, answer)
+        return False
 
     def _ask(self, request: str) -> tuple[str, bool]:
         """The child's reply, empty when it ended instead, and whether it was killed for taking too long."""

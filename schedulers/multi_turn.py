@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
 
 from openenv_client import ConfigurationError, OpenEnvError, RequestError, UsageError
 from schedulers.engines.base import ContextOverflowError, InferEngine, Tokenizer
+from schedulers.engines.policies import Policy
 from schedulers.episode import Episode, Turn
 from schedulers.tokens import ChatPrompts
 from schedulers.types import (
@@ -65,9 +67,15 @@ class RolloutScheduler:
             when it had no turn). They stand in ``rollout_infos["rewards"]`` and leave ``total_reward`` as it is; what
             they weigh beside it is the trainer's to say.
 
+    Attributes:
+        policies: Players without a model by name, for ``openenv-rollout eval --policy``. Each is the script of a
+            ``ScriptedEngine``: a function of a request and the turn, from 0, that returns the answer.
+
     Raises:
         ValueError: A limit is below 1.
     """
+
+    policies: ClassVar[Mapping[str, Policy]] = {}
 
     def __init__(
         self,
@@ -86,6 +94,8 @@ class RolloutScheduler:
         self.max_turns = max_turns
         self.max_trajectory_tokens = max_trajectory_tokens
         self.extra_rewards = dict(extra_rewards or {})
+        if "total_reward" in self.extra_rewards:
+            raise ValueError("extra_rewards: 'total_reward' is the environment's; give yours another name")
         self._tokenizer = tokenizer
         self._template_kwargs = template_kwargs
         self._prompts: ChatPrompts | None = None
@@ -367,6 +377,10 @@ class RolloutScheduler:
         choice = self._record_turn(episode, response)
         turn = len(episode.turns)
         result = await self.on_turn_end(episode.request, choice, turn)
+        if not isinstance(result, Mapping):
+            raise TypeError(
+                f"{type(self).__name__}.on_turn_end returned {result!r:.100}; it must return a dict, {{}} at least"
+            )
         episode.infos.update(result.get("rollout_infos") or {})
         if result.get("done"):
             episode.stop(StopReason.FINISHED)
@@ -398,6 +412,11 @@ class RolloutScheduler:
         return choice
 
     def _apply_step(self, episode: Episode, result: dict[str, Any]) -> None:
+        if not isinstance(result, Mapping) or not isinstance(result.get("infer_request"), RolloutInferRequest):
+            raise TypeError(
+                f"{type(self).__name__}.step returned {result!r:.100}; it must return a dict with the trajectory: "
+                '{"infer_request": infer_request}'
+            )
         request = episode.request = result["infer_request"]
         request.uuid = episode.uuid
         episode.infos.update(result.get("rollout_infos") or {})
@@ -431,7 +450,10 @@ class RolloutScheduler:
             if name in episode.rewards:
                 raise ValueError(f"extra_rewards: the scheduler has a reward {name!r} of its own; rename yours")
             if episode.scored:
-                episode.rewards[name] = float(reward(episode)) if episode.turns else 0.0
+                value = float(reward(episode)) if episode.turns else 0.0
+                if not math.isfinite(value):
+                    raise ValueError(f"extra_rewards: {name!r} is {value}; it must be a finite number")
+                episode.rewards[name] = value
 
     # -- small things -------------------------------------------------------------------------------
 

@@ -167,6 +167,8 @@ class OpenEnvScheduler(GYMScheduler):
     async def start_env(self, episode: Episode, env_config: dict[str, Any]) -> Start:
         """Open a session, wait for a slot if need be, and reset."""
         given = {key: value for key, value in env_config.items() if value is not None}  # a table has None for no value
+        if "seed" in given and "seed" not in (given.get("reset_kwargs") or {}):
+            self._warn_once("seed", "env_config has a seed that no environment gets; put it into reset_kwargs")
         wrapper = self._make_wrapper({"base_url": self.base_url, **given})
         episode.env = wrapper
         episode.infos["recoveries"] = []

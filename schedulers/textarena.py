@@ -102,7 +102,7 @@ class TextArenaScheduler(OpenEnvScheduler):
         options: Keywords of ``OpenEnvScheduler``; ``system_message`` replaces the game's system prompt.
 
     Raises:
-        ValueError: A weight is for no component of the game.
+        ValueError: A weight is for no component of the game, or an extra reward has the name of one.
     """
 
     game_class: ClassVar[type[TextArenaGame]] = TextArenaGame
@@ -122,6 +122,8 @@ class TextArenaScheduler(OpenEnvScheduler):
             if name not in names:
                 hint = did_you_mean(name, names) or f"there are {', '.join(names)}"
                 raise ValueError(f"no reward component is called {name!r}; {hint}")
+        for name in self.extra_rewards.keys() & set(names):
+            raise ValueError(f"extra_rewards: the game has a reward {name!r} of its own; rename yours")
         self.reward_weights = dict.fromkeys(names, 1.0) | dict(reward_weights or {})
 
     def new_game(self, observation: dict[str, Any]) -> TextArenaGame:

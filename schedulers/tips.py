@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
@@ -66,7 +67,7 @@ class TipsScheduler(MultiTurnScheduler):
         """Grade the answer as it stands in the conversation.
 
         Raises:
-            ValueError: The row has no ``solution``.
+            ValueError: The row has no ``solution``, or the accuracy is no finite number.
         """
         solution = infer_request.data_dict.get("solution")
         if solution is None:
@@ -74,6 +75,8 @@ class TipsScheduler(MultiTurnScheduler):
             raise ValueError(f"the row has no 'solution' to grade answers by, only {columns}; add that column")
         answer = infer_request.messages[-1]["content"]
         [accuracy] = await asyncio.to_thread(self.acc_func, [answer], [str(solution)])
+        if not math.isfinite(accuracy):
+            raise ValueError(f"acc_function gave {accuracy} for an answer; it must give a finite number")
         episode = self.episode(infer_request)
         episode.step_rewards.append(accuracy - episode.rewards.get("accuracy_reward", 0.0))
         episode.rewards["accuracy_reward"] = float(accuracy)

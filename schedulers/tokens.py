@@ -53,7 +53,8 @@ class ChatPrompts:
 
         Returns:
             Ids that start with ``prompt_ids + token_ids``, or None when the template rewrites history (it removes
-            earlier thinking, say), so that no extension shows the model what the template would show.
+            earlier thinking or adds to an answer that has ended, say), so that no extension shows the model what the
+            template would show.
         """
         if answer == len(messages) - 1:  # the assistant goes on in the same message
             return [*prompt_ids, *token_ids]
@@ -72,7 +73,10 @@ class ChatPrompts:
         ):
             return None
         glue = self._encode(after)
-        if glue and token_ids and glue[0] == token_ids[-1] and glue[0] in self._special_ids:
+        end = token_ids[-1] if token_ids else None
+        if end in self._special_ids and end in glue:
+            if glue[0] != end:
+                return None  # the template puts something (a newline, say) between an answer and its end
             glue = glue[1:]  # the model sampled the end token that the template puts there as well
         return [*prompt_ids, *token_ids, *glue]
 

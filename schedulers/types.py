@@ -94,7 +94,7 @@ class RolloutInferRequest:
         if not isinstance(messages, (list, tuple)) or not all(isinstance(message, Mapping) for message in messages):
             raise TypeError(f"'messages' of a row must be a list of {{'role': …, 'content': …}}, not {messages!r}")
         if not isinstance(row.get("env_config") or {}, Mapping):
-            raise TypeError(f"'env_config' of a row must be a mapping, not {row['env_config']!r}")
+            raise TypeError(f"'env_config' of a row must be a mapping, not a {type(row['env_config']).__name__}")
         extras = {key: value for key, value in row.items() if key not in known}
         kwargs: dict[str, Any] = {"messages": [dict(message) for message in messages]}
         if row.get("uuid") is not None:

@@ -81,6 +81,7 @@ class LogLevel(str, enum.Enum):
 
 def _list_games(wanted: bool) -> None:
     if wanted:
+        signal.signal(signal.SIGINT, _exit)
         from server_scripts.catalogue import describe, try_games
 
         typer.echo(describe(try_games()))

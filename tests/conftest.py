@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -35,3 +38,13 @@ def environment_server() -> Iterator[Callable[..., ServerProcess]]:
     finally:
         codes = [server.stop() for server in servers.values()]
     assert set(codes) <= {128 + signal.SIGTERM}
+
+
+@pytest.fixture(scope="session")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """SmolLM2-135M-Instruct, made once by the real command; downloads 98 MB. For tests that are marked ``smollm2``."""
+    folder = tmp_path_factory.mktemp("models") / "SmolLM2-135M-Instruct"
+    script = Path(__file__).parents[1] / "examples" / "sudoku" / "prepare_smollm2.py"
+    done = subprocess.run([sys.executable, script, "--output-dir", folder], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder

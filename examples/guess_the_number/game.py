@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, ClassVar
 
+from examples.guess_the_number.policies import POLICIES
 from examples.guessing import GuessingGame, bracketed_numbers
 from schedulers import TextArenaGame, TextArenaScheduler, multi_turns
 
@@ -54,6 +55,7 @@ class GuessTheNumberScheduler(TextArenaScheduler):
     """Plays TextArena's GuessTheNumber."""
 
     game_class: ClassVar[type[TextArenaGame]] = GuessTheNumberGame
+    policies = POLICIES
 
     def parse_action(self, text: str) -> dict[str, Any] | None:
         """The last number that stands alone in brackets, in its canonical form; None when there is none."""

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from examples.guessing import GuessingGame, bracketed_numbers
 from examples.mastermind.codes import Board, Guess, Pegs, render_code
+from examples.mastermind.policies import POLICIES
 from schedulers import TextArenaGame, TextArenaScheduler, multi_turns
 
 __all__ = ["MastermindGame", "MastermindScheduler"]
@@ -62,6 +63,7 @@ class MastermindScheduler(TextArenaScheduler):
     """Plays TextArena's Mastermind."""
 
     game_class: ClassVar[type[TextArenaGame]] = MastermindGame
+    policies = POLICIES
 
     def parse_action(self, text: str) -> dict[str, Any] | None:
         """The last bracket with two numbers or more, in its canonical form; None when there is none."""

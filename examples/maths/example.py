@@ -8,20 +8,11 @@ from typing import Any
 
 from examples.example import BASE_URL, Example
 from examples.maths.env import NAME
-from examples.maths.problems import random_problem, solve
-from schedulers import GYMScheduler, RolloutInferRequest
+from examples.maths.policies import POLICIES
+from examples.maths.problems import random_problem
+from schedulers import GYMScheduler
 
-__all__ = ["EXAMPLE", "perfect"]
-
-
-def perfect(request: RolloutInferRequest, turn: int) -> str:
-    """Solve the question that was asked.
-
-    Raises:
-        ValueError: It is none that ``random_problem`` asks.
-    """
-    question = next(message["content"] for message in request.messages if message["role"] == "user")
-    return f"The answer is \\boxed{{{solve(question)}}}."
+__all__ = ["EXAMPLE", "MathsExample"]
 
 
 class MathsExample(Example):
@@ -37,4 +28,4 @@ class MathsExample(Example):
         }
 
 
-EXAMPLE = MathsExample(name="maths", scheduler=partial(GYMScheduler, gym_env=NAME), policy=perfect)
+EXAMPLE = MathsExample(name="maths", scheduler=partial(GYMScheduler, gym_env=NAME), policies=POLICIES)

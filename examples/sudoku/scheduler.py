@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from examples.sudoku.board import Board, parse_board
 from examples.sudoku.hints import DIFFICULTIES, Difficulty, TriedMove
 from examples.sudoku.moves import ParsedMove, parse_move
+from examples.sudoku.policies import POLICIES
 from examples.sudoku.prompts import FORMAT_REMINDER, SYSTEM_PROMPT, refusal, render_turn
 from examples.sudoku.rewards import REWARD_NAMES, Verdict, sudoku_rewards
 from openenv_client import StepResult
@@ -35,7 +36,7 @@ class SudokuGame(TextArenaGame):
     """
 
     system_prompt = SYSTEM_PROMPT
-    reward_names = REWARD_NAMES
+    reward_names: ClassVar[tuple[str, ...]] = REWARD_NAMES
 
     def __init__(self, observation: dict[str, Any], *, difficulty: Difficulty = "easy") -> None:
         super().__init__(observation)
@@ -112,6 +113,7 @@ class SudokuScheduler(TextArenaScheduler):
     """
 
     game_class: ClassVar[type[TextArenaGame]] = SudokuGame
+    policies = POLICIES
 
     def __init__(
         self,

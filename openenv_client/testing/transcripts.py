@@ -134,6 +134,7 @@ def record(
     """
     url, settings = websocket_url(base_url), SessionSettings(headers=dict(headers or {}))
     writing = threading.Lock()
+    Path(path).write_text("", encoding="utf-8")  # of two recordings of an episode the older one would be played
 
     def play(reset_kwargs: dict[str, Any]) -> Generator[str | dict[str, Any], dict[str, Any], None]:
         session, lines = Session(url, settings), []

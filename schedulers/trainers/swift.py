@@ -275,7 +275,9 @@ class SwiftScheduler(SwiftMultiTurnScheduler):  # type: ignore[misc]
             return await super().run(infer_request, request_config, **kwargs)
         except RolloutError:
             raise
-        except Exception as error:  # noqa: BLE001 - it must not take the siblings with it
+        except Exception as error:
+            if infer_request.uuid not in self._trajectories:
+                raise  # ms-swift itself, before there was anything to fail
             trajectory = self._trajectory(infer_request)
             await self._loop.call(self._fail(trajectory, error))
             return self._empty_output(trajectory.episode)

@@ -469,7 +469,7 @@ def _prompt(number: int, row: Mapping[str, Any], overrides: Mapping[str, Any]) -
         raise TypeError(f"row {number}: 'messages' must be a list of {{'role': …, 'content': …}}, not {messages!r}")
     own = row.get("env_config") or {}
     if not isinstance(own, Mapping):
-        raise TypeError(f"row {number}: 'env_config' must be a mapping, not {own!r}")
+        raise TypeError(f"row {number}: 'env_config' must be a mapping, not a {type(own).__name__}")
     data = {key: value for key, value in row.items() if key != "messages"}
     if own or overrides:
         data["env_config"] = {**own, **overrides}

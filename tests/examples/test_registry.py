@@ -9,7 +9,7 @@ import pytest
 
 from examples.example import Example
 from examples.registry import EXAMPLES
-from schedulers import RolloutInferRequest
+from schedulers import RolloutInferRequest, StopReason
 from schedulers.engines import ScriptedEngine
 from server_scripts.launch import ServerProcess
 
@@ -41,10 +41,38 @@ async def test_reference_player_wins_every_held_out_game(
 
 
 @GAMES
-def test_reference_player_says_what_it_does_not_understand(example: Example) -> None:
+async def test_random_player_plays_legal_moves_and_the_same_game_again(
+    example: Example, environment_server: Callable[..., ServerProcess]
+) -> None:
+    """Whatever else is played beside it."""
+    base_url = ""
+    if example.env_id is not None:
+        base_url = environment_server(env_id=example.env_id, max_concurrent_envs=16).base_url
+    rows = [example.row(seed, base_url=base_url) for seed in range(16)]
+    async with example.scheduler(ScriptedEngine(example.policies["random"]), None) as scheduler:
+        outputs = await scheduler.async_infer(rows)
+        again = await scheduler.async_infer(rows[:4])
+    assert [output.error for output in outputs] == [None] * 16
+    assert [output.messages for output in again] == [output.messages for output in outputs[:4]]
+    assert StopReason.PARSE_ERROR not in {output.stop_reason for output in outputs}
+    assert len({str(output.messages) for output in outputs}) > 8, "games differ"
+
+
+@GAMES
+def test_players_are_those_of_the_scheduler(example: Example) -> None:
+    """Of those games that have a scheduler of their own."""
+    assert {"random", "solver"} <= set(example.policies)
+    own = getattr(example.scheduler, "policies", example.policies)
+    assert own == example.policies
+
+
+@GAMES
+def test_players_say_what_they_do_not_understand(example: Example) -> None:
     request = RolloutInferRequest(messages=[{"role": "user", "content": "Good morning."}])
-    with pytest.raises(ValueError, match=r"Good morning\."):
-        example.policy(request, 0)
+    policies = [example.policy] if example.name == "maths" else example.policies.values()
+    for policy in policies:
+        with pytest.raises(ValueError, match=r"Good morning\."):
+            policy(request, 0)
 
 
 @GAMES

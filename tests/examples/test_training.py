@@ -19,7 +19,7 @@ from PIL import Image
 from examples.registry import EXAMPLES
 from examples.sudoku.make_dataset import DATASET
 from examples.sudoku.rewards import REWARD_NAMES
-from examples.training import Failure, Results, Settings, choose_folder
+from examples.training import Failure, Results, Settings, choose_folder, environment
 from schedulers import RolloutOutput
 from schedulers.recording import read_trajectories
 from server_scripts.launch import ServerProcess, count_sessions
@@ -45,6 +45,8 @@ SETTINGS = Settings(
     max_new_tokens=16,
     max_completion_length=8192,
     lora_rank=None,
+    use_vllm=False,
+    vllm={},
     reward_weights={},
     seed=0,
     save_steps=1,
@@ -52,6 +54,8 @@ SETTINGS = Settings(
     eval_seed=1_000_000,
     grpo={},
 )
+# Whoever runs the tests may have a token for a server of their own.
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "OPENENV_TOKEN"} | {"HF_HUB_OFFLINE": "1"}
 FEW = ["--prompts-per-step", "1", "--num-generations", "4", "--eval-games", "4"]
 
 
@@ -60,7 +64,7 @@ def train(*options: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, str(SCRIPT), *options],
         cwd=cwd,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "200"},
+        env={**ENVIRONMENT, "COLUMNS": "200"},
         capture_output=True,
         text=True,
     )
@@ -128,7 +132,7 @@ def test_an_interrupted_run_leaves_no_process(interruption: signal.Signals, tmp_
     process = subprocess.Popen(
         [sys.executable, "-u", str(SCRIPT), *FEW, "--output-dir", "run"],
         cwd=tmp_path,
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        env=ENVIRONMENT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -172,6 +176,7 @@ def test_an_interrupt_while_it_imports_ends_it_quietly(package: str, tmp_path: P
         (["--base-url", "nowhere.invalid"], "nowhere.invalid"),
         (["--base-url", "ftp://nowhere"], "--base-url ftp://nowhere"),
         (["--env-id", "Sudoku-v0-very-eazy"], "Sudoku-v0-very-easy"),
+        (["--use-vllm"], "--use-vllm: "),
         (["--difficulty", "simple"], "easy, medium, hard"),
         (["--game", "frozen_lake", "--model", "x", "--difficulty", "easy"], "those of frozen_lake are none"),
         (["--game", "frozen_lake", "--model", "x", "--env-id", "Sudoku-v0"], "needs no server"),
@@ -255,3 +260,10 @@ def test_settings_are_checked_by_name() -> None:
     """A weight that is no number names the option."""
     with pytest.raises(Failure, match="--reward-weight correct_reward=x"):
         replace(SETTINGS, reward_weights={"correct_reward": "x"}).check()  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize("token", ["", "short"])
+def test_a_token_that_cannot_be_one_is_refused(token: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENENV_TOKEN", token)
+    with pytest.raises(Failure, match="OPENENV_TOKEN: the token must be 16 to 4096"), environment(SETTINGS):
+        pass

@@ -496,13 +496,23 @@ BEFORE_AN_EPISODE = [
         r"to 'https://env\.example/here'.*Give the address",
     ),
     Row(
-        "HTTP 401, 403",
+        "HTTP 401",
         ConnectError,
         "at once",
         "none",
-        {str(status): mock(Fault("http", "connect", status), data={"status": status}) for status in (401, 403)}
-        | {"proxy": through_proxy(answer(http(403)), status=403)},
-        "token",
+        {"": mock(Fault("http", "connect", 401), data={"status": 401})},
+        "token=",
+    ),
+    Row(
+        "HTTP 403",
+        ConnectError,
+        "at once",
+        "none",
+        {
+            "server": mock(Fault("http", "connect", 403), data={"status": 403}),
+            "proxy": through_proxy(answer(http(403)), status=403),
+        },
+        "host name",
     ),
     Row(
         "HTTP 407",

@@ -281,8 +281,9 @@ def test_a_full_server_is_no_loss(server: MockEnvServer, make: MakeWrapper) -> N
     server.inject(Fault("full", "connect", times=2))
 
     for _ in range(2):
-        with pytest.raises(ServerFullError):
+        with pytest.raises(ServerFullError) as caught:
             env.step({"bet": 2})
+        assert caught.value.maybe_applied  # in the session that was lost
     observed += [env.step({"bet": n})[:3] for n in range(2, 7)]
 
     assert observed == undisturbed

@@ -231,6 +231,22 @@ async def test_fault_of_an_environment_is_unscored(method: str, caplog: pytest.L
     assert "ended unscored" in caplog.text
 
 
+@pytest.mark.parametrize("reward", [float("nan"), float("inf")])
+async def test_reward_that_is_no_finite_number_is_unscored(reward: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One NaN would make that of a whole group, and of all weights, NaN."""
+
+    class Broken(Counter):
+        async def step(self, action: Messages) -> tuple[str, float, bool, dict[str, Any]]:
+            return "", reward, True, {}
+
+    monkeypatch.setitem(envs, "broken", Broken)
+    rows = [{"env_config": {"name": name, "target": 1}} for name in ("broken", "counter")]
+    broken, other = await GYMScheduler(ScriptedEngine(lambda request, turn: "1")).async_infer(rows)
+    assert broken.total_reward is None
+    assert broken.error == f"ValueError: the reward of turn 1 is {reward}; it must be a finite number"
+    assert other.total_reward == 0.5
+
+
 async def test_fault_in_close_does_not_spoil_the_episode(caplog: pytest.LogCaptureFixture) -> None:
     """S07: reward and messages are kept; the fault is logged."""
     output = await play(["3"], raises="close")

@@ -131,7 +131,9 @@ def test_unbalanced_braces_take_no_time() -> None:
     assert final_answer("<answer>" * 100_000) == ""
 
 
-def test_an_answer_that_cannot_be_computed_is_wrong_and_the_next_one_is_graded() -> None:
+def test_an_answer_that_cannot_be_computed_is_wrong_and_the_next_one_is_graded(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """Its process is killed, and it is not tried again."""
 
     class Counting(MathGrader):
@@ -143,6 +145,9 @@ def test_an_answer_that_cannot_be_computed_is_wrong_and_the_next_one_is_graded()
 
     grader = Counting(timeout=1)
     assert grader([_ENDLESS, "\\boxed{5}", _ENDLESS, "\\boxed{5}"], ["5"] * 4) == [0.0, 1.0, 0.0, 1.0]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"an answer counts as wrong, since comparing it took more than 1 s: {_ENDLESS!r}"
+    ] * 2
     assert grader.starts == 3
     grader.close()
 
@@ -166,6 +171,31 @@ def test_a_process_that_died_is_replaced() -> None:
     grader.close()
     assert grader(["5"], ["5"]) == [1.0]
     grader.close()
+
+
+def test_an_interrupt_does_not_shift_the_verdicts() -> None:
+    """Ctrl-C in a notebook: the reply that was waited for is not taken for the next one."""
+    code = """if True:
+        import os, signal, threading
+        from schedulers.maths import MathGrader
+
+        grader = MathGrader(timeout=30)
+        grader(["1"], ["1"])
+        requests = grader._process.stdin
+
+        def flush_and_interrupt():
+            del requests.flush
+            requests.flush()
+            os.kill(os.getpid(), signal.SIGINT)
+
+        requests.flush = flush_and_interrupt
+        try:
+            grader(["2"], ["1"])
+        except KeyboardInterrupt:
+            print(grader(["1", "2"], ["1", "1"]))
+    """
+    done = subprocess.run([sys.executable, "-c", code], cwd=_ROOT, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("[1.0, 0.0]\n", "")
 
 
 def test_no_process_is_left_behind() -> None:

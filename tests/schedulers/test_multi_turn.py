@@ -577,6 +577,13 @@ async def test_extra_reward_that_raises_leaves_its_own_trajectory_unscored() -> 
     assert scheduler.hooks.count("end") == 3
 
 
+async def test_extra_reward_must_be_a_finite_number() -> None:
+    scheduler = Talk(ScriptedEngine(["a"] * 2), 1, extra_rewards={"mine": lambda episode: float(episode.uuid)})
+    a, b = await scheduler.async_infer([play(uuid="nan"), play(uuid="1")])
+    assert a.error == "ValueError: extra_rewards: 'mine' is nan; it must be a finite number"
+    assert b.rollout_infos["rewards"] == {"mine": 1.0}
+
+
 async def test_extra_reward_must_not_take_a_name_that_is_taken() -> None:
     class Paid(Talk):
         async def on_turn_end(self, infer_request: RolloutInferRequest, *args: Any) -> dict[str, Any]:

@@ -627,3 +627,13 @@ def test_one_scheduler_in_one_event_loop_after_another(server: MockEnvServer) ->
     for _ in range(2):
         outputs = asyncio.run(play(scheduler, server, 3))
         assert [output.total_reward for output in outputs] == [3.0] * 3
+
+
+def test_event_loops_that_have_ended_are_let_go() -> None:
+    """A limit that was waited for in one holds it, and a trainer makes one for every batch."""
+    with MockEnvServer([reply({"n": 0}), reply({"n": 1}, reward=1.0, done=True)]) as server:
+        engine = ScriptedEngine(lambda request, turn: "go")
+        scheduler = OpenEnvScheduler(engine, base_url=server.base_url, max_concurrent_envs=1)
+        for _ in range(3):
+            asyncio.run(scheduler.async_infer([{}, {}], use_tqdm=False))
+        assert len(scheduler._bridge._permits) == 1

@@ -113,15 +113,24 @@ def test_unusual_spelling_stays_as_it_was_sampled(tokenizer: ChatTokenizer) -> N
 
 
 @pytest.mark.parametrize("answer", ["[1 2 3]", "  [1 2 3]", "[1 2 3]\n", " [1 2 3]\n", " \n", ""])
-@pytest.mark.parametrize("template", [chatml, trimming, left_trimming, newline_adding, empty_thought])
+@pytest.mark.parametrize("template", [chatml, trimming, left_trimming, empty_thought])
 def test_templates_that_only_touch_white_space_do_not_split(template: Any, answer: str) -> None:
-    """A template may trim an answer, add to it, or begin one with scaffolding: the ids stay as sampled."""
+    """A template may trim an answer or begin one with scaffolding: the ids stay as sampled."""
     tokenizer = ChatTokenizer(template)
     sampled = [*characters(answer), END]
     first, ids = extend(tokenizer, answer, sampled)
     assert ids is not None
     assert ids[: len(first) + len(sampled)] == first + sampled
     assert tokenizer.decode(ids).endswith(template(said(answer, "and now?"), True)[-20:])
+
+
+def test_template_that_adds_to_an_answer_that_has_ended_does_not_extend() -> None:
+    """The end was sampled before the newline that the template wants before it; a cut answer has none yet."""
+    tokenizer = ChatTokenizer(newline_adding)
+    assert extend(tokenizer, "[1 2 3]", [*characters("[1 2 3]"), END])[1] is None
+    first, ids = extend(tokenizer, "[1 2 3]", characters("[1 2 3]"))
+    assert ids is not None
+    assert tokenizer.decode(ids[len(first) :]).startswith("[1 2 3]\n<|im_end|>\n<|im_start|>user")
 
 
 def test_scaffolding_of_an_answer_stays_in_the_history() -> None:

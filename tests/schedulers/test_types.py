@@ -79,7 +79,7 @@ def test_stop_reason_prints_as_its_value() -> None:
         ({"messages": ["Play"]}, "'messages' of a row must be a list of"),
         (
             {"env_config": "http://127.0.0.1:8000"},
-            "'env_config' of a row must be a mapping, not 'http://127.0.0.1:8000'",
+            "'env_config' of a row must be a mapping, not a str",
         ),
     ],
 )

@@ -24,6 +24,7 @@ from openenv_client import OpenEnvWrapper
 from openenv_client.testing import Fault, MockEnvServer
 from schedulers import (
     Env,
+    Episode,
     GYMScheduler,
     MultiTurnScheduler,
     RequestConfig,
@@ -314,6 +315,27 @@ def test_an_unscored_game_teaches_nothing_and_leaves_its_siblings_alone(
         None,
         outputs[2].rollout_infos["total_reward"],
     ]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_game_that_becomes_unscored_in_its_end_teaches_nothing(mode: str, template: Any, make_scheduler: Any) -> None:
+    """All of its masks are taken back, though it was scored until a reward function raised."""
+
+    def fragile(episode: Episode) -> float:
+        if episode.infos["seed"] == 1:
+            raise LookupError("a bug")
+        return 1.0
+
+    options = {"max_concurrent_envs": 4, "extra_rewards": {"mine": fragile}}
+    with MockEnvServer(seeded(empty=3)) as env_server:
+        rows = [row(env_server.base_url, seed) for seed in range(3)]
+        outputs = play(make_scheduler, mode, NativeEngine(template, perfect), rows, options=options)
+        assert env_server.sessions == 0
+    assert [output.rollout_infos["scored"] for output in outputs] == [True, False, True]
+    lost = outputs[1]
+    assert lost.rollout_infos["error"] == "LookupError: a bug"
+    assert not any(map(any, lost.response_loss_mask[:-1]))
+    assert sum(lost.response_loss_mask[-1]) == sum(map(len, lost.rollout_logprobs)) == 1
 
 
 def test_the_substitute_for_a_missing_reward_is_the_mean_of_the_latest_scored_games(

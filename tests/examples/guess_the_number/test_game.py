@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from examples.guess_the_number.example import EXAMPLE, bisect
+from examples.guess_the_number.example import EXAMPLE
 from examples.guess_the_number.game import GuessTheNumberGame, GuessTheNumberScheduler
+from examples.guess_the_number.policies import bisect
 from schedulers import RolloutInferRequest, multi_turns
 from tests.examples.texts import REFUSED, answer, observation
 

@@ -20,7 +20,7 @@ CASES = [json.loads(line) for line in (Path(__file__).parents[2] / "data" / "mov
 
 @pytest.mark.parametrize("case", CASES, ids=[repr(case["text"])[:40] for case in CASES])
 def test_recorded_completions(case: dict[str, Any]) -> None:
-    """Every recorded completion gets its recorded verdict, and only a move within the board is sent."""
+    """P12: every recorded completion gets its recorded verdict, and only a move within the board is sent."""
     parsed = parse_move(case["text"], case["finish_reason"])
     assert parsed.status == case["status"]
     if case["status"] == "move":

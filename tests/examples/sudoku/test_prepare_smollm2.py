@@ -166,15 +166,6 @@ def test_the_command_ends_with_the_next_step(tmp_path: Path) -> None:
     assert f"python examples/sudoku/train_grpo.py --model {folder} --steps 1" in result.stdout.splitlines()[-1]
 
 
-@pytest.fixture(scope="module")
-def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The real folder, made once by the real command; downloads 98 MB."""
-    folder = tmp_path_factory.mktemp("models") / "SmolLM2-135M-Instruct"
-    result = command(folder)
-    assert result.returncode == 0, result.stderr
-    return folder
-
-
 @pytest.mark.smollm2
 @pytest.mark.timeout(900)  # one step of 135 million parameters: a minute on two idle cores, several on busy ones
 def test_the_command_that_is_named_next_trains_for_one_step(smollm2: Path, tmp_path: Path) -> None:

@@ -1,0 +1,182 @@
+"""Whole games: what is recorded is what was sampled, and what a forward pass of transformers computes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from examples.sudoku.scheduler import SudokuScheduler
+from openenv_client.testing import MockEnvServer
+from schedulers import Env, GYMScheduler, envs, run_multi_turn
+from schedulers.engines import InferEngine
+from schedulers.engines.transformers import TransformersEngine
+from schedulers.engines.vllm import VLLMEngine
+from schedulers.lockstep import rollout_fn_of
+from schedulers.types import ChatCompletionResponse, Messages, RequestConfig, RolloutInferRequest, RolloutOutput
+from tests.examples.sudoku.games import seeded
+from tests.vllm.models import POLICY, forward, furthest_from_forward
+
+GAMES = 200
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[MockEnvServer]:
+    with MockEnvServer(seeded(3), capacity=GAMES) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def policy() -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(POLICY).eval()
+
+
+class Recorder:
+    """An engine that notes, for each trajectory, the prompts and completions as they passed by."""
+
+    def __init__(self, engine: VLLMEngine) -> None:
+        self.engine = engine
+        self.tokenizer = engine.tokenizer
+        self.max_model_len = engine.max_model_len
+        self.turns: dict[str, list[tuple[list[int], list[int]]]] = {}
+
+    async def infer_async(self, request: RolloutInferRequest, request_config: RequestConfig) -> ChatCompletionResponse:
+        prompt = list(request.prompt_token_ids or [])
+        response = await self.engine.infer_async(request, request_config)
+        assert response.prompt_token_ids == prompt
+        self.turns.setdefault(request.uuid, []).append((prompt, list(response.choices[0].token_ids or [])))
+        return response
+
+
+def rows(base_url: str, number: int) -> list[dict[str, Any]]:
+    return [
+        {"env_config": {"name": "openenv", "base_url": base_url, "reset_kwargs": {"seed": seed}}, "uuid": str(seed)}
+        for seed in range(number)
+    ]
+
+
+async def play(engine: InferEngine, base_url: str, number: int, config: RequestConfig) -> list[RolloutOutput]:
+    async with SudokuScheduler(engine, max_turns=5, max_concurrent_envs=16) as scheduler:
+        return await scheduler.async_infer(rows(base_url, number), config, use_tqdm=False)
+
+
+def assert_recorded_as_sampled(output: RolloutOutput, turns: list[tuple[list[int], list[int]]]) -> None:
+    """The ids and the mask follow from the prompts and completions that passed through the engine."""
+    last_prompt, last_ids = turns[-1]
+    whole = last_prompt + last_ids
+    mask = [0] * len(whole)
+    for prompt, ids in turns:
+        assert whole[: len(prompt) + len(ids)] == prompt + ids
+        mask[len(prompt) : len(prompt) + len(ids)] = [1] * len(ids)
+    first = len(turns[0][0])
+    assert output.prompt_token_ids == whole[:first]
+    assert output.completion_token_ids == whole[first:]
+    assert output.completion_mask == mask[first:]
+    assert output.response_token_ids is not None
+    assert [ids for _, ids in turns] == [
+        [token for token, m in zip(ids, masks, strict=True) if m]
+        for ids, masks in zip(output.response_token_ids, output.response_loss_mask or [], strict=True)
+    ]
+
+
+async def test_200_games_of_the_embedded_policy_equal_a_forward_pass(
+    policy_engine: VLLMEngine, policy: Any, server: MockEnvServer
+) -> None:
+    recorder = Recorder(policy_engine)
+    outputs = await play(recorder, server.base_url, GAMES, RequestConfig(max_tokens=16, seed=1))
+    assert len(outputs) == GAMES
+    assert sum(output.total_reward is not None for output in outputs) == GAMES
+    for output in outputs:
+        assert_recorded_as_sampled(output, recorder.turns[output.uuid])
+    assert max(furthest_from_forward(policy, output) for output in outputs) < 1e-4
+
+
+async def test_200_games_with_merges_across_moves_equal_a_forward_pass(
+    batched: VLLMEngine, bpe_policy: tuple[Path, Any, Any], server: MockEnvServer
+) -> None:
+    """The tokenizer has ``[5 3 7]`` as one token; the model spells moves in many ways, which are all kept."""
+    _, model, tokenizer = bpe_policy
+    assert tokenizer.convert_ids_to_tokens(tokenizer.encode("[5 3 7]")) == ["[5 3 7]"]
+    recorder = Recorder(batched)
+    outputs = await play(recorder, server.base_url, GAMES, RequestConfig(max_tokens=16, seed=1))
+    respelled = 0
+    for output in outputs:
+        turns = recorder.turns[output.uuid]
+        assert_recorded_as_sampled(output, turns)
+        texts = [tokenizer.decode(ids, skip_special_tokens=True) for _, ids in turns]
+        respelled += any(
+            tokenizer.encode(text) != [token for token in ids if token != tokenizer.eos_token_id]
+            for text, (_, ids) in zip(texts, turns, strict=True)
+        )
+    assert max(furthest_from_forward(model, output) for output in outputs) < 1e-4
+    assert respelled > GAMES / 2  # of these, tokenising the text again would have lost what was sampled
+    assert max(output.rollout_infos["num_turns"] for output in outputs) > 2
+
+
+async def test_greedy_ids_are_the_likeliest_of_a_forward_pass(
+    policy_engine: VLLMEngine, policy: Any, server: MockEnvServer
+) -> None:
+    outputs = await play(policy_engine, server.base_url, 50, RequestConfig(max_tokens=16, temperature=0))
+    for output in outputs:
+        prompt, ids = output.prompt_token_ids or [], output.completion_token_ids or []
+        likeliest = forward(policy, prompt + ids)[len(prompt) - 1 : -1].argmax(-1)
+        sampled = torch.tensor(output.completion_mask, dtype=torch.bool)
+        assert torch.equal(likeliest[sampled], torch.tensor(ids)[sampled])
+
+
+def test_all_ways_of_sampling_play_the_same_greedy_games(
+    batched: VLLMEngine, asynchronous: VLLMEngine, bpe_policy: tuple[Path, Any, Any], server: MockEnvServer
+) -> None:
+    """Batch by batch, each at its own pace in ``LLM`` and ``AsyncLLM``, and with transformers."""
+    config = RequestConfig(max_tokens=16, temperature=0)
+    expected = asyncio.run(play(TransformersEngine(*bpe_policy[1:]), server.base_url, 24, config))
+    scheduler = SudokuScheduler(None, max_turns=5, max_concurrent_envs=16, tokenizer=batched.tokenizer)
+    requests = [RolloutInferRequest.from_row(row) for row in rows(server.base_url, 24)]
+    in_lockstep = run_multi_turn(requests, None, scheduler, rollout_fn_of(batched), config)
+    asyncio.run(scheduler.aclose())
+    others = [in_lockstep, *(asyncio.run(play(e, server.base_url, 24, config)) for e in (batched, asynchronous))]
+    for outputs in others:
+        for output, other in zip(outputs, expected, strict=True):
+            assert output.messages == other.messages
+            assert output.completion_token_ids == other.completion_token_ids
+            assert output.completion_mask == other.completion_mask
+            assert output.completion_logprobs == pytest.approx(other.completion_logprobs, abs=1e-4)
+
+
+class Gate(Env):
+    """An environment whose first game answers its first move only when all other games are over."""
+
+    games = 0
+    over: asyncio.Event
+
+    async def reset(self, config: RolloutInferRequest) -> tuple[str, dict[str, Any], str]:
+        self.turn = 0
+        return "Say a move.", {}, ""
+
+    async def step(self, action: Messages) -> tuple[str, float, bool, dict[str, Any]]:
+        self.turn += 1
+        if self.turn == 1 and self.env_config["number"] == 0:
+            await Gate.over.wait()
+        return "Say another one.", 1.0, self.turn == 3, {}
+
+    async def close(self) -> None:
+        Gate.games -= 1
+        if Gate.games == 1:
+            Gate.over.set()
+
+
+async def test_a_trajectory_that_waits_for_its_environment_holds_up_no_other(
+    engine: VLLMEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If it did, this would never end."""
+    monkeypatch.setitem(envs, "gate", Gate)
+    Gate.games, Gate.over = 16, asyncio.Event()
+    requests = [{"env_config": {"name": "gate", "number": number}, "uuid": str(number)} for number in range(16)]
+    async with GYMScheduler(engine) as scheduler:
+        outputs = await scheduler.async_infer(requests, RequestConfig(max_tokens=256), use_tqdm=False)
+    assert [output.rollout_infos["num_turns"] for output in outputs] == [3] * 16
