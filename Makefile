@@ -32,7 +32,7 @@ $(STAMP): pyproject.toml constraints-cpu.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Python 3.11 or newer is needed; $(PYTHON) is $$($(PYTHON) -V 2>&1). Name another: make PYTHON=python3.11"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints-cpu.txt -e '.[server,train,gguf,math,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints-cpu.txt -e '.[server,train,openai,gguf,math,dev]'
 	@touch $(STAMP)
 
 sudoku: $(STAMP)  ## Start a server, train the embedded policy on Sudoku, show what it learned. ARGS="--help" lists the options.

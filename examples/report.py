@@ -22,12 +22,12 @@ def comparison_table(example: Example, before: Summary, after: Summary) -> Table
         table.add_column(title + (f" ({summary.unscored} unscored)" if summary.unscored else ""), justify="right")
     table.add_row("games", *(str(summary.games) for summary in summaries))
     table.add_row("solved", *(_percent(summary.solved) for summary in summaries))
-    table.add_row("turns a game", *(_number(summary.turns) for summary in summaries))
     for name, title in example.measures.items():
         table.add_row(title, *(_number(summary.measures[name]) for summary in summaries))
     for name in example.reward_names:
         table.add_row(name, *(_number(summary.rewards[name]) for summary in summaries))
-    table.add_row("total reward", *(_number(summary.total_reward) for summary in summaries))
+    if not example.reward_names:
+        table.add_row("reward", *(_number(summary.total_reward) for summary in summaries))
     return table
 
 

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import pytest
+from transformers import AutoTokenizer
 
 from openenv_client import OpenEnvWrapper
 from openenv_client.testing import Fault, MockEnvServer
 from server_scripts.launch import ServerProcess
+from tests.schedulers.engines.mock_openai import MockOpenAI, completion
 
 ROOT = Path(__file__).parents[1]
 ADDRESS = "http://127.0.0.1:8000"
@@ -81,6 +83,29 @@ def test_weigh_a_reward_with_trl(sudoku: str, tmp_path: Path) -> None:
 def test_train_with_trl(sudoku: str, tmp_path: Path) -> None:
     """docs/how-to/train-with-trl.md: one step of training with four games."""
     run(snippets("docs/how-to/train-with-trl.md")[0], sudoku, tmp_path)
+
+
+def test_sample_from_a_server(sudoku: str, tmp_path: Path) -> None:
+    """docs/how-to/write-an-engine.md: prompts go to the server as ids, and what it sampled is what comes out."""
+    tokenizer = AutoTokenizer.from_pretrained(ROOT / "examples/sudoku/policy")
+    sampled = [*tokenizer.encode("[1 1 1]"), tokenizer.eos_token_id]
+    code = snippets("docs/how-to/write-an-engine.md")[0]
+    with MockOpenAI(completion(sampled), models={"policy": 8192}) as server:
+        output = run(code.replace("http://127.0.0.1:8001", server.base_url), sudoku, tmp_path)
+    assert len(output.splitlines()) == 4
+    assert all(str(sampled) in line for line in output.splitlines())
+    assert all(type(body["prompt"][0]) is int for body in server.posts)
+
+
+def test_write_an_engine(sudoku: str, tmp_path: Path) -> None:
+    """docs/how-to/write-an-engine.md: an engine of some 20 lines plays with exact ids."""
+    code = snippets("docs/how-to/write-an-engine.md")[1]
+    engine = code.partition("class ")[2].partition("\n\n\n")[0]
+    assert len(engine.splitlines()) <= 20
+    lines = run(code, sudoku, tmp_path).splitlines()
+    assert len(lines) == 2
+    assert lines[0] == lines[1]
+    assert "[" in lines[0]
 
 
 def test_run_a_soak(sudoku: str, tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from examples.evaluation import play, summarise
 from examples.frozen_lake.example import EXAMPLE as FROZEN_LAKE
-from examples.sudoku.example import EXAMPLE, perfect
+from examples.sudoku.example import EXAMPLE
+from examples.sudoku.policies import perfect
 from examples.sudoku.rewards import REWARD_NAMES
 from examples.sudoku.scheduler import SudokuScheduler
 from openenv_client.testing import Fault, MockEnvServer

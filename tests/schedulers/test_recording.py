@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from openenv_client.testing import MockEnvServer, reply
 from schedulers import OpenEnvScheduler, RequestConfig, RolloutInferRequest, RolloutOutput, StopReason
 from schedulers.engines import ScriptedEngine
+from schedulers.episode import Episode
 from schedulers.recording import (
     SCHEMA_VERSION,
     TrajectoryWriter,
@@ -65,6 +67,30 @@ def test_what_was_written_is_read_again(tmp_path: Path) -> None:
     assert first["schema_version"] == SCHEMA_VERSION == 2
     assert second["rollout_infos"]["total_reward"] is None
     assert "exception" not in first
+
+
+DOCUMENT = Path(__file__).parents[2] / "docs/reference/recording.md"
+
+
+def test_documentation_has_every_field(tmp_path: Path) -> None:
+    """docs/reference/recording.md: the fields of a record, and no others."""
+    with TrajectoryWriter(tmp_path / "t.jsonl") as writer:
+        writer.write([output()])
+    [record] = read_trajectories(tmp_path / "t.jsonl")
+    table = DOCUMENT.read_text(encoding="utf-8").partition("## Fields")[2].partition("Of a trajectory")[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == list(record)
+    infos = Episode(RolloutInferRequest()).to_output().rollout_infos
+    assert all(f"`{name}`" in DOCUMENT.read_text(encoding="utf-8") for name in infos)
+
+
+def test_code_of_the_documentation_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """docs/reference/recording.md."""
+    monkeypatch.chdir(tmp_path)
+    code = re.findall(r"^```python\n(.*?)^```$", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)[0]
+    exec(code, {"outputs": [output()]})  # noqa: S102
+    assert capsys.readouterr().out == "1.5\n"
 
 
 async def test_a_game_is_recorded_turn_by_turn(tmp_path: Path) -> None:

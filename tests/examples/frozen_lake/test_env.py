@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from examples.frozen_lake.env import REMINDER, SYSTEM_PROMPT, FrozenLakeEnv, LakeSettings, parse_direction
-from examples.frozen_lake.example import EXAMPLE, perfect
+from examples.frozen_lake.example import EXAMPLE
 from examples.frozen_lake.lake import DIRECTIONS
+from examples.frozen_lake.policies import perfect
 from schedulers import GYMScheduler, RolloutOutput, StopReason, envs
 from schedulers.engines import ScriptedEngine
 

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from examples.mastermind.codes import Board, Code, count_pegs, render_code
-from examples.mastermind.example import EXAMPLE, first_candidate
+from examples.mastermind.example import EXAMPLE
 from examples.mastermind.game import MastermindGame, MastermindScheduler
+from examples.mastermind.policies import first_candidate
 from schedulers import RolloutInferRequest, multi_turns
 from tests.examples.texts import REFUSED, answer, observation
 

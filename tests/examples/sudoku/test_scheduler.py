@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from examples.sudoku.board import Board, Move, random_puzzle, solve
-from examples.sudoku.example import perfect
 from examples.sudoku.hints import DIFFICULTIES
+from examples.sudoku.policies import perfect
 from examples.sudoku.prompts import FORMAT_REMINDER, SYSTEM_PROMPT
 from examples.sudoku.rewards import REWARD_NAMES
 from examples.sudoku.scheduler import SudokuGame, SudokuScheduler, read_board

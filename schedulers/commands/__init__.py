@@ -1,0 +1,1 @@
+"""The commands of ``openenv-rollout``; they need the extra ``cli``."""
