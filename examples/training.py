@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import json
 import math
 import os
@@ -105,6 +106,8 @@ class Settings:
             raise Failure(f"--difficulty {self.difficulty}: those of {self.game} are {names}")
         if example.env_id is None and (self.base_url is not None or self.env_id is not None):
             raise Failure(f"{self.game} needs no server: leave --base-url and --env-id out")
+        if self.use_vllm and importlib.util.find_spec("vllm") is None:
+            raise Failure('--use-vllm: vLLM is not installed; pip install -e ".[vllm]" (docs/how-to/use-vllm.md)')
         if not Path(self.dataset).is_file():
             raise Failure(f"--dataset {self.dataset}: no such file; make one with examples/make_dataset.py {self.game}")
         if self.games_per_step % self.micro_batch_size:
