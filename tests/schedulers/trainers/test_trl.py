@@ -354,7 +354,7 @@ def test_a_prompt_written_by_hand_may_carry_its_env_config_as_it_is() -> None:
         ('{"messages": []}\n[]', TypeError, "line 2 is not a JSON object"),
         ('{"messages": "Play"}', TypeError, "row 0: 'messages' must be a list"),
         ('{"messages": [{"role": "user"}]}', TypeError, "row 0: 'messages' must be a list"),
-        ('{"messages": [], "env_config": 3}', TypeError, "row 0: 'env_config' must be a mapping, not 3"),
+        ('{"messages": [], "env_config": 3}', TypeError, "row 0: 'env_config' must be a mapping, not a int"),
     ],
 )
 def test_a_faulty_dataset_is_refused_by_line_or_row(
