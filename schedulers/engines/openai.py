@@ -14,7 +14,7 @@ from openenv_client.protocol import without_secrets
 from schedulers.engines.base import ContextOverflowError, Tokenizer
 from schedulers.engines.completions import Prompt, prompt_of, refuse_several, response_of, token_limit, turn_seed
 from schedulers.engines.json_http import JsonClient, ServerError
-from schedulers.trainers.loop_thread import LoopThread
+from schedulers.loop_thread import LoopThread
 from schedulers.types import (
     ChatCompletionResponse,
     ChatCompletionResponseChoice,

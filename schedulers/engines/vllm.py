@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from schedulers.engines.completions import Prompt, prompt_of, response_of, token_limit, turn_seed
 from schedulers.engines.vllm_server import refuse_without_output_layer, saved_weights
-from schedulers.trainers.loop_thread import LoopThread
+from schedulers.loop_thread import LoopThread
 from schedulers.types import ChatCompletionResponse, RequestConfig, RolloutInferRequest
 
 try:

@@ -26,9 +26,9 @@ from typing import Any, ClassVar
 
 from schedulers.episode import Episode
 from schedulers.gym import Env, GYMScheduler, envs
+from schedulers.loop_thread import LoopThread
 from schedulers.multi_turn import RolloutError, RolloutScheduler
 from schedulers.openenv import OpenEnvScheduler
-from schedulers.trainers.loop_thread import LoopThread
 from schedulers.types import (
     ChatCompletionResponse,
     ChatCompletionResponseChoice,

@@ -30,7 +30,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from schedulers.engines.base import InferEngine
-from schedulers.trainers.loop_thread import LoopThread
+from schedulers.loop_thread import LoopThread
 from schedulers.types import RequestConfig, RolloutInferRequest, RolloutOutput, StopReason
 
 try:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from schedulers.trainers.loop_thread import LoopThread
+from schedulers.loop_thread import LoopThread
 
 
 @pytest.fixture
