@@ -7,7 +7,6 @@ import itertools
 import logging
 import math
 import os
-import random
 import re
 import threading
 import warnings
@@ -17,6 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeVar, get_args
 from urllib.parse import urlsplit
 
+from .backoff import retry_delay
 from .errors import (
     ConfigurationError,
     EnvironmentFailedError,
@@ -337,16 +337,18 @@ class OpenEnvWrapper:
                 error.url, error.attempts, error.elapsed = public_url(self._url), attempt, spent.elapsed()
                 if not error.transient:
                     raise
-                if isinstance(error, ServerFullError):
-                    budget = waiting = waiting or within.at_most(self._capacity_timeout)
-                    delay = min(_delay(attempt), budget.remaining())  # and a last attempt when the time is over
-                else:
-                    budget, delay = opening, _delay(attempt)
-                if delay >= budget.remaining() and not (budget is waiting and delay):
+                full = isinstance(error, ServerFullError)
+                if full:
+                    waiting = waiting or within.at_most(self._capacity_timeout)
+                budget = waiting if full and waiting is not None else opening
+                left = budget.remaining()
+                delay = retry_delay(attempt, first=_FIRST_DELAY, longest=_LONGEST_DELAY)
+                if full:
+                    delay = min(delay, left)  # with a last attempt when the time is over
+                if not delay or delay > left:
                     raise
                 # Aloud the first time: whoever waits for minutes should not have to guess for what.
                 level = logging.WARNING if attempt == 1 else logging.INFO
-                left = budget.remaining()
                 _logger.log(
                     level, "attempt %d to open a session failed, trying for %.0f s more: %s", attempt, left, error
                 )
@@ -505,9 +507,3 @@ def _whole(name: str, value: int, *, least: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ConfigurationError(f"{name} is {value!r}", remedy=f"Give a whole number of {least} or more.")
     return value
-
-
-def _delay(attempt: int) -> float:
-    """Seconds to wait after so many attempts: growing, and spread so that many clients do not come back together."""
-    # Not the global generator: training code seeds it and counts on its sequence.
-    return min(_LONGEST_DELAY, _FIRST_DELAY * 2.0 ** min(attempt - 1, 10)) * random.SystemRandom().uniform(0.5, 1.0)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import itertools
 import json
 import logging
-import random
 import re
 import threading
 import time
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from openenv_client import EnvironmentFailedError, OpenEnvWrapper, ServerFullError, StepResult
+from openenv_client.backoff import retry_delay
 from schedulers.engines.base import InferEngine
 from schedulers.episode import Episode
 from schedulers.gym import GYMScheduler, Start, Transition
@@ -273,21 +274,20 @@ class _Bridge:
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
-        delay = 0.05
-        while True:
+        for failures in itertools.count(1):
             try:
                 return await self.call(wrapper, function, *args)
             except ServerFullError as error:
                 if loop.time() >= deadline:
                     error.remedy = "Start the server with more sessions (--max-concurrent-envs), or raise slot_timeout."
                     raise
-            jitter = random.uniform(0.5, 1.0)
+            delay = retry_delay(failures, first=0.05, longest=2.0)
             self.waiting.add(wrapper)
             try:
-                await self._slot_freed(min(delay * jitter, max(deadline - loop.time(), 0.0)))
+                await self._slot_freed(min(delay, max(deadline - loop.time(), 0.0)))
             finally:
                 self.waiting.discard(wrapper)
-            delay = min(2 * delay, 2.0)
+        raise AssertionError("unreachable")
 
     async def close(self, wrapper: OpenEnvWrapper) -> None:
         """Close on a thread, and tell the next in the queue. A cancellation of the caller does not undo it."""

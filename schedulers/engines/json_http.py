@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import email.utils
 import math
-import random
 import time
 from collections.abc import Mapping
 from typing import Any
+
+from openenv_client.backoff import retry_delay
 
 try:
     import httpx2
 except ImportError as error:
     raise ImportError('OpenAIEngine needs httpx2: pip install "openenv-client[openai]"') from error
 
-__all__ = ["JsonClient", "ServerError", "ServerTimeoutError", "retry_delay"]
+__all__ = ["JsonClient", "ServerError", "ServerTimeoutError"]
 
 _CONNECT_TIMEOUT = 10.0
 _LONGEST_DELAY = 30.0
@@ -69,7 +70,7 @@ class JsonClient:
         request_timeout: Seconds that one attempt may take.
         total_timeout: Seconds for all attempts of a request, delays and the wait for a place included.
         max_retries: How often a request is sent again.
-        retry_delay: Seconds before the first retry; see ``retry_delay``.
+        retry_delay: Seconds before the first retry; later ones wait longer, up to 30 s.
     """
 
     def __init__(
@@ -132,7 +133,7 @@ class JsonClient:
             except _Passing as failure:
                 failures.append(failure)
             last = failures[-1]
-            wait = last.after + retry_delay(self.retry_delay, len(failures))
+            wait = last.after + retry_delay(len(failures), first=self.retry_delay, longest=_LONGEST_DELAY)
             times = "once" if len(failures) == 1 else f"{len(failures)} times"
             what = f"{method} {url} failed {times}, at last with: {last.reason}"
             if len(failures) > self.max_retries:
@@ -172,14 +173,6 @@ class JsonClient:
         """What of an answer may stand in an error; some servers repeat the key that they refuse."""
         shown = text if self._api_key is None else text.replace(self._api_key, "…")
         return " ".join(shown.split())[:_EXCERPT] or "(nothing)"
-
-
-def retry_delay(first: float, failures: int) -> float:
-    """Seconds to wait after so many failures: doubled each time up to 30, and less by up to a half, by chance.
-
-    Without chance all that failed together would come back together.
-    """
-    return min(first * 2.0 ** (failures - 1), _LONGEST_DELAY) * random.uniform(0.5, 1.0)
 
 
 def _retry_after(value: str | None) -> float:

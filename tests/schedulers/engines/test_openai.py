@@ -18,7 +18,7 @@ import pytest
 from schedulers import Env, GYMScheduler, RolloutError, StopReason, envs
 from schedulers.engines import ContextOverflowError, InferEngine
 from schedulers.engines.completions import turn_seed
-from schedulers.engines.json_http import ServerError, ServerTimeoutError, retry_delay
+from schedulers.engines.json_http import ServerError, ServerTimeoutError
 from schedulers.engines.openai import OpenAIEngine
 from schedulers.types import ChatCompletionResponse, Messages, RequestConfig, RolloutInferRequest
 from tests.schedulers.chat_tokenizer import END, ChatTokenizer, characters
@@ -326,13 +326,6 @@ async def test_a_server_that_is_not_there_is_named() -> None:
         where = rf"http://127\.0\.0\.1:{port}/v1/chat/completions failed 2 times.*is the server running"
         with pytest.raises(ServerError, match=where):
             await engine.infer_async(request(), RequestConfig())
-
-
-def test_delays_double_up_to_a_limit_and_differ_by_chance() -> None:
-    for failures, longest in [(1, 0.5), (2, 1.0), (3, 2.0), (7, 30.0), (100, 30.0)]:
-        delays = {retry_delay(0.5, failures) for _ in range(50)}
-        assert len(delays) > 1
-        assert all(longest / 2 <= delay <= longest for delay in delays)
 
 
 @pytest.mark.parametrize("after", ["3600", format_datetime(datetime.now(timezone.utc) + timedelta(hours=1))])
