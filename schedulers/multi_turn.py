@@ -76,6 +76,7 @@ class RolloutScheduler:
     """
 
     policies: ClassVar[Mapping[str, Policy]] = {}
+    _keeps_segments: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -347,11 +348,12 @@ class RolloutScheduler:
                 "step changed the assistant's message, which goes on, without saying what that is in tokens; "
                 "it must return response_token_ids"
             )
-        self._warn_once(
-            "split",
-            "earlier turns were rewritten (by the chat template or by a hook), so prompts do not extend each other; "
-            "such trajectories are split into segments, and trainers that take one row get the last one",
-        )
+        if not self._keeps_segments:
+            self._warn_once(
+                "split",
+                "earlier turns were rewritten (by the chat template or by a hook), so prompts do not extend each "
+                "other; such trajectories are split into segments, and trainers that take one row get the last one",
+            )
         return prompts.first(messages)
 
     def _room(self, episode: Episode, prompt_ids: list[int]) -> int | None:

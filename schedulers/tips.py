@@ -146,17 +146,7 @@ class ThinkingModelTipsScheduler(TipsScheduler):
     """
 
     tips_prompt = "That answer is not correct. Go through your reasoning again, step by step, and find the mistake."
-
-    def __init__(
-        self,
-        infer_engine: InferEngine | None = None,
-        max_turns: int | None = None,
-        *,
-        acc_function: AccuracyFunction | None = None,
-        **options: Unpack[SchedulerOptions],
-    ) -> None:
-        super().__init__(infer_engine, max_turns, acc_function=acc_function, **options)
-        self._warned.add("split")  # rounds are outputs of their own here, so nothing gets lost where prompts change
+    _keeps_segments = True  # each round is an output of its own, so nothing gets lost where prompts change
 
     async def on_trajectory_start(self, requests: list[RolloutInferRequest]) -> None:
         """Take the thinking out of what the dataset's assistant has said."""
