@@ -9,12 +9,11 @@ from typing import Any
 
 from schedulers import RolloutScheduler
 from schedulers.engines.policies import Policy
+from schedulers.evaluation import HELD_OUT_SEED
 
-__all__ = ["BASE_URL", "HELD_OUT_SEED", "Example"]
+__all__ = ["BASE_URL", "Example"]
 
 BASE_URL = "http://127.0.0.1:8000"
-HELD_OUT_SEED = 1_000_000
-"""Seeds from here on are for evaluation; no dataset and no training of an embedded policy uses them."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,11 +9,10 @@ if __name__ == "__main__":
     # The imports take seconds, and in them an exception could get lost. There is nothing to clean up yet.
     signal.signal(signal.SIGINT, lambda *_: os._exit(130))
 
-import json
 import math
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.markup import escape
@@ -21,9 +20,11 @@ from rich.markup import escape
 if not __package__:  # run as a script: make the checkout importable
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from examples.example import HELD_OUT_SEED
 from examples.registry import EXAMPLES
-from examples.training import RUNS, TOKEN_VARIABLE, Failure, Settings, choose_folder, console, run
+from examples.training import RUNS, Settings, choose_folder, console, run
+from schedulers.commands.names import WrongUse, pairs
+from schedulers.commands.servers import TOKEN_VARIABLE
+from schedulers.evaluation import HELD_OUT_SEED
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -195,16 +196,16 @@ def main(
             max_completion_length=max_completion_length,
             lora_rank=lora_rank if lora else None,
             use_vllm=use_vllm,
-            vllm=dict(parse_pair("--vllm", pair) for pair in vllm or []),
-            reward_weights=dict(parse_pair("--reward-weight", pair) for pair in reward_weight or []),
+            vllm=pairs("--vllm", vllm or ()),
+            reward_weights=pairs("--reward-weight", reward_weight or ()),
             seed=seed,
             save_steps=save_steps,
             eval_games=eval_games,
             eval_seed=eval_seed,
-            grpo=dict(parse_pair("--grpo", pair) for pair in grpo or []),
+            grpo=pairs("--grpo", grpo or ()),
         )
         run(settings, choose_folder(game, output_dir, resume=resume), resume=resume)
-    except Failure as error:
+    except WrongUse as error:
         console.print("[bold red]error:[/]", escape(str(error)), highlight=False, soft_wrap=True)
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
@@ -213,17 +214,6 @@ def main(
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(130)
-
-
-def parse_pair(option: str, pair: str) -> tuple[str, Any]:
-    """NAME=VALUE, the value as JSON where it is JSON, else as text."""
-    name, equals, value = pair.partition("=")
-    if not equals or not name:
-        raise Failure(f"{option} takes NAME=VALUE, not {pair!r}")
-    try:
-        return name, json.loads(value)
-    except ValueError:
-        return name, value
 
 
 if __name__ == "__main__":

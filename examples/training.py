@@ -33,24 +33,21 @@ from schedulers import (
     RolloutScheduler,
     TextArenaScheduler,
 )
+from schedulers.commands.names import WrongUse
+from schedulers.commands.servers import TOKEN_VARIABLE
 from schedulers.names import did_you_mean
 from schedulers.recording import TrajectoryWriter, keep_trajectories
 from server_scripts.guard import TokenError
 from server_scripts.launch import ServerProcess, ServerStartError
 
-__all__ = ["RUNS", "Failure", "Settings", "choose_folder", "console", "environment", "run"]
+__all__ = ["RUNS", "Settings", "choose_folder", "console", "environment", "run"]
 
 RUNS = Path("outputs")
 """Holds a folder for each game, and in it one for each run."""
-TOKEN_VARIABLE = "OPENENV_TOKEN"  # noqa: S105 - the name of the variable. An option would show it to every user.
 _METRICS = "metrics.json"
 _TRAJECTORIES = "trajectories.jsonl"
 _FREE_ON_RESUME = {"steps", "save_steps", "base_url", "max_concurrent_envs"}
 console = Console()
-
-
-class Failure(Exception):  # noqa: N818 - it is shown to the user, not handled
-    """Something that the user can put right; shown without a traceback."""
 
 
 @dataclass(frozen=True)
@@ -98,34 +95,36 @@ class Settings:
         """Refuse what would only fail after minutes.
 
         Raises:
-            Failure: Names the option and what it accepts.
+            WrongUse: Names the option and what it accepts.
         """
         example = self.example
         if self.difficulty is not None and self.difficulty not in example.difficulties:
             names = ", ".join(example.difficulties) or "none"
-            raise Failure(f"--difficulty {self.difficulty}: those of {self.game} are {names}")
+            raise WrongUse(f"--difficulty {self.difficulty}: those of {self.game} are {names}")
         if example.env_id is None and (self.base_url is not None or self.env_id is not None):
-            raise Failure(f"{self.game} needs no server: leave --base-url and --env-id out")
+            raise WrongUse(f"{self.game} needs no server: leave --base-url and --env-id out")
         if self.use_vllm and importlib.util.find_spec("vllm") is None:
-            raise Failure('--use-vllm: vLLM is not installed; pip install -e ".[vllm]" (docs/how-to/use-vllm.md)')
+            raise WrongUse('--use-vllm: vLLM is not installed; pip install -e ".[vllm]" (docs/how-to/use-vllm.md)')
         if not Path(self.dataset).is_file():
-            raise Failure(f"--dataset {self.dataset}: no such file; make one with examples/make_dataset.py {self.game}")
+            raise WrongUse(
+                f"--dataset {self.dataset}: no such file; make one with examples/make_dataset.py {self.game}"
+            )
         if self.games_per_step % self.micro_batch_size:
-            raise Failure(
+            raise WrongUse(
                 f"--micro-batch-size {self.micro_batch_size} must divide the {self.games_per_step} games of a step "
                 "(--prompts-per-step times --num-generations)"
             )
         for name, weight in self.reward_weights.items():
             if name not in example.reward_names or not isinstance(weight, (int, float)):
                 names = ", ".join(example.reward_names) or "none for this game"
-                raise Failure(f"--reward-weight {name}={weight}: names are {names}; values, numbers")
+                raise WrongUse(f"--reward-weight {name}={weight}: names are {names}; values, numbers")
 
 
 def choose_folder(game: str, output_dir: Path | None, *, resume: bool) -> Path:
     """The folder of the run.
 
     Raises:
-        Failure: It holds another run, or there is none to resume.
+        WrongUse: It holds another run, or there is none to resume.
     """
     if output_dir is None:
         runs = RUNS / game
@@ -134,9 +133,9 @@ def choose_folder(game: str, output_dir: Path | None, *, resume: bool) -> Path:
         output_dir = max(runs.glob(f"*/{_METRICS}"), default=runs / _METRICS).parent
     holds_run = (output_dir / _METRICS).exists()
     if resume and not holds_run:
-        raise Failure(f"--resume: there is no run in {output_dir}")
+        raise WrongUse(f"--resume: there is no run in {output_dir}")
     if holds_run and not resume:
-        raise Failure(f"{output_dir} holds a run already; go on with it (--resume) or name another --output-dir")
+        raise WrongUse(f"{output_dir} holds a run already; go on with it (--resume) or name another --output-dir")
     return output_dir
 
 
@@ -144,7 +143,7 @@ def run(settings: Settings, folder: Path, *, resume: bool = False) -> None:
     """Do everything and leave nothing running, whatever happens.
 
     Raises:
-        Failure: Something that the user can put right.
+        WrongUse: Something that the user can put right.
     """
     settings.check()
     _quiet()
@@ -155,7 +154,7 @@ def run(settings: Settings, folder: Path, *, resume: bool = False) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise Failure(f"--output-dir {folder}: {error}") from error
+        raise WrongUse(f"--output-dir {folder}: {error}") from error
     with environment(settings) as base_url:
         results = Results(folder, settings, resume=resume)
         try:
@@ -219,14 +218,14 @@ def _train_and_evaluate(
             tokenizer.save_pretrained(results.folder / "model")
             _evaluate("after", settings, base_url, engine, results)
         except (NoScoredRolloutError, RolloutError) as error:
-            raise Failure(str(error)) from error
+            raise WrongUse(str(error)) from error
 
 
 def _vllm(settings: Settings) -> Any:
     """VLLM with the model as it is on disk; ``TRLRollout`` keeps it in step with the trainer.
 
     Raises:
-        Failure: It is not installed, or does not start.
+        WrongUse: It is not installed, or does not start.
     """
     import torch
 
@@ -235,7 +234,7 @@ def _vllm(settings: Settings) -> Any:
     try:
         from schedulers.engines.vllm import VLLMEngine
     except ImportError as error:
-        raise Failure(f"--use-vllm: {error}") from error
+        raise WrongUse(f"--use-vllm: {error}") from error
     # Beside the trainer on one device: its own defaults would take nearly all of the memory.
     gpu = torch.cuda.is_available()
     defaults = {"gpu_memory_utilization": 0.4} if gpu else {"enforce_eager": True, "kv_cache_memory_bytes": 2**30}
@@ -244,7 +243,7 @@ def _vllm(settings: Settings) -> Any:
             settings.model, dtype="auto" if gpu else "float32", options={**defaults, **settings.vllm}
         )
     except (OSError, TypeError, ValueError, RuntimeError) as error:
-        raise Failure(f"--use-vllm: vLLM does not start with {settings.model}: {error}") from error
+        raise WrongUse(f"--use-vllm: vLLM does not start with {settings.model}: {error}") from error
 
 
 def _evaluate(phase: str, settings: Settings, base_url: str | None, engine: InferEngine, results: Results) -> None:
@@ -254,7 +253,7 @@ def _evaluate(phase: str, settings: Settings, base_url: str | None, engine: Infe
     console.print(f"{phase} training: {settings.eval_games} held-out games")
     outputs = asyncio.run(_play_held_out(settings, base_url, engine))
     if all(output.total_reward is None for output in outputs):
-        raise Failure(f"no held-out game could be played; the first failed with {outputs[0].error}")
+        raise WrongUse(f"no held-out game could be played; the first failed with {outputs[0].error}")
     results.add_evaluation(phase, outputs)
 
 
@@ -281,7 +280,7 @@ def load_rows(settings: Settings) -> list[dict[str, Any]]:
     """The training games.
 
     Raises:
-        Failure: The file is no such dataset.
+        WrongUse: The file is no such dataset.
     """
     from schedulers.trainers.trl import read_rows, trl_dataset
 
@@ -289,7 +288,7 @@ def load_rows(settings: Settings) -> list[dict[str, Any]]:
         rows = list(read_rows(settings.dataset))
         trl_dataset(rows)  # refuses rows that are none, before anything is played
     except (TypeError, ValueError) as error:  # a file that is no text is a ValueError, too
-        raise Failure(f"--dataset {settings.dataset}: {error}") from error
+        raise WrongUse(f"--dataset {settings.dataset}: {error}") from error
     return rows
 
 
@@ -302,7 +301,7 @@ def trainer_config(settings: Settings, folder: Path, *, small: bool) -> Any:
         small: The model is so small that time counts for more than memory.
 
     Raises:
-        Failure: ``--grpo`` names no field of ``GRPOConfig`` or one that has its own option, or a value does not fit.
+        WrongUse: ``--grpo`` names no field of ``GRPOConfig`` or one that has its own option, or a value does not fit.
     """
     import torch
     from trl import GRPOConfig
@@ -336,25 +335,25 @@ def trainer_config(settings: Settings, folder: Path, *, small: bool) -> Any:
     fields = GRPOConfig.__dataclass_fields__
     for name, value in settings.grpo.items():
         if name not in fields:
-            raise Failure(
+            raise WrongUse(
                 f"--grpo {name}: GRPOConfig has no such field; {did_you_mean(name, fields) or 'see its docs'}"
             )
         if name in own:
-            raise Failure(f"--grpo {name}: this field is set by the other options; see --help")
+            raise WrongUse(f"--grpo {name}: this field is set by the other options; see --help")
         if isinstance(fields[name].default, (bool, int, float)) and not isinstance(value, (bool, int, float)):
-            raise Failure(f"--grpo {name}={value!r}: this field takes a {type(fields[name].default).__name__}")
+            raise WrongUse(f"--grpo {name}={value!r}: this field takes a {type(fields[name].default).__name__}")
     try:
         return GRPOConfig(**{**own, **defaults, **settings.grpo})
     except (ImportError, TypeError, ValueError) as error:
         given = ", ".join(f"{name}={value!r}" for name, value in settings.grpo.items())
-        raise Failure(f"GRPOConfig does not take these options{given and f' (--grpo {given})'}: {error}") from error
+        raise WrongUse(f"GRPOConfig does not take these options{given and f' (--grpo {given})'}: {error}") from error
 
 
 def load(name: str) -> tuple[Any, Any]:
     """The model to train, in full precision on a CPU, and its tokenizer.
 
     Raises:
-        Failure: There is no such model, or it has no chat template.
+        WrongUse: There is no such model, or it has no chat template.
     """
     import torch
     import transformers
@@ -365,10 +364,10 @@ def load(name: str) -> tuple[Any, Any]:
     try:
         engine = TransformersEngine.from_pretrained(name, dtype="auto" if torch.cuda.is_available() else torch.float32)
     except OSError as error:
-        raise Failure(f"--model: {error}") from error
+        raise WrongUse(f"--model: {error}") from error
     tokenizer = engine.tokenizer
     if not tokenizer.chat_template:
-        raise Failure(f"--model {name}: its tokenizer has no chat template; take an instruction-tuned model")
+        raise WrongUse(f"--model {name}: its tokenizer has no chat template; take an instruction-tuned model")
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return engine.model, tokenizer
@@ -382,7 +381,7 @@ def environment(settings: Settings) -> Iterator[str | None]:
         Its address; None for a game that lives in this process.
 
     Raises:
-        Failure: It cannot be started or reached, or plays something else.
+        WrongUse: It cannot be started or reached, or plays something else.
     """
     example = settings.example
     if example.env_id is None:
@@ -393,11 +392,11 @@ def environment(settings: Settings) -> Iterator[str | None]:
             _check_server(example, settings.base_url)
         except ConnectError as error:
             start = "python server_scripts/start_textarena_server.py"
-            raise Failure(
+            raise WrongUse(
                 f"--base-url: {error} Leave it out to have a server started, or start one: {start}"
             ) from error
         except (OpenEnvError, EnvError) as error:
-            raise Failure(f"--base-url {settings.base_url}: {error}") from error
+            raise WrongUse(f"--base-url {settings.base_url}: {error}") from error
         yield settings.base_url
         return
     env_id = settings.env_id or example.env_id
@@ -406,15 +405,15 @@ def environment(settings: Settings) -> Iterator[str | None]:
         server = ServerProcess(env_id=env_id, max_concurrent_envs=sessions, token=os.environ.get(TOKEN_VARIABLE))
         server.start()
     except TokenError as error:
-        raise Failure(f"{TOKEN_VARIABLE}: {error}") from error
+        raise WrongUse(f"{TOKEN_VARIABLE}: {error}") from error
     except ServerStartError as error:
-        raise Failure(f"the environment server did not start. {error}") from error
+        raise WrongUse(f"the environment server did not start. {error}") from error
     try:
         console.print(f"server: {env_id} at {server.base_url}")
         try:
             _check_server(example, server.base_url)
         except (OpenEnvError, EnvError) as error:
-            raise Failure(f"--env-id {env_id}: {error}") from error
+            raise WrongUse(f"--env-id {env_id}: {error}") from error
         yield server.base_url
     finally:
         server.stop()
@@ -489,7 +488,7 @@ class Results:
         now = json.loads(json.dumps(asdict(self.settings)))
         for name in sorted(now.keys() - _FREE_ON_RESUME):
             if now[name] != saved["settings"].get(name):
-                raise Failure(
+                raise WrongUse(
                     f"--resume: the run in {self.folder} has {name} {saved['settings'].get(name)!r}, "
                     f"not {now[name]!r}; give the options that it was started with"
                 )

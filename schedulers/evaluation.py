@@ -9,7 +9,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-__all__ = ["INTERVALS", "Difference", "Estimate", "Game", "Summary", "compare", "mean", "share", "summarise"]
+__all__ = [
+    "HELD_OUT_SEED",
+    "INTERVALS",
+    "Difference",
+    "Estimate",
+    "Game",
+    "Summary",
+    "compare",
+    "mean",
+    "share",
+    "summarise",
+]
+
+HELD_OUT_SEED = 1_000_000
+"""Seeds from here on are for evaluation; no dataset of the examples and no training of a policy uses them."""
 
 INTERVALS = "95%; shares: Wilson, means: normal; differences: Agresti-Min for shares, normal of paired differences else"
 

@@ -30,15 +30,12 @@ from schedulers.commands.names import (
 from schedulers.commands.results import trajectories_of
 from schedulers.commands.servers import TOKEN_VARIABLE
 from schedulers.commands.tables import comparison_table, live, summary_table
-from schedulers.evaluation import Game, compare, summarise
+from schedulers.evaluation import HELD_OUT_SEED, Game, compare, summarise
 from schedulers.multi_turn import RolloutScheduler
 from schedulers.recording import TrajectoryWriter, read_trajectories
 from schedulers.rescoring import RescoreError, rescore
 
 __all__ = ["app"]
-
-HELD_OUT_SEED = 1_000_000
-"""Seeds from here on are for evaluation: no dataset of the examples has them."""
 
 app = typer.Typer(
     add_completion=False,

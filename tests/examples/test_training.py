@@ -19,8 +19,9 @@ from PIL import Image
 from examples.registry import EXAMPLES
 from examples.sudoku.make_dataset import DATASET
 from examples.sudoku.rewards import REWARD_NAMES
-from examples.training import Failure, Results, Settings, choose_folder, environment
+from examples.training import Results, Settings, choose_folder, environment
 from schedulers import RolloutOutput
+from schedulers.commands.names import WrongUse
 from schedulers.recording import read_trajectories
 from server_scripts.launch import ServerProcess, count_sessions
 
@@ -215,7 +216,7 @@ def test_a_server_that_plays_something_else(environment_server: Callable[..., Se
 def test_a_finished_run_is_not_overwritten(tmp_path: Path) -> None:
     """A folder that holds a run is used again only to go on with it."""
     (tmp_path / "metrics.json").write_text("{}")
-    with pytest.raises(Failure, match="holds a run already"):
+    with pytest.raises(WrongUse, match="holds a run already"):
         choose_folder("sudoku", tmp_path, resume=False)
     assert choose_folder("sudoku", tmp_path, resume=True) == tmp_path
 
@@ -247,7 +248,7 @@ def test_a_run_is_resumed_with_its_own_options_only(tmp_path: Path) -> None:
     with (tmp_path / "trajectories.jsonl").open("a") as file:
         file.write('{"schema_version": 1, "phase": "tr')
     (tmp_path / "checkpoint-1").mkdir()
-    with pytest.raises(Failure, match=r"has model .*policy', not 'other'"):
+    with pytest.raises(WrongUse, match=r"has model .*policy', not 'other'"):
         Results(tmp_path, replace(SETTINGS, model="other"), resume=True)
     resumed = Results(tmp_path, replace(SETTINGS, steps=9), resume=True)
     resumed.close()
@@ -258,12 +259,12 @@ def test_a_run_is_resumed_with_its_own_options_only(tmp_path: Path) -> None:
 
 def test_settings_are_checked_by_name() -> None:
     """A weight that is no number names the option."""
-    with pytest.raises(Failure, match="--reward-weight correct_reward=x"):
+    with pytest.raises(WrongUse, match="--reward-weight correct_reward=x"):
         replace(SETTINGS, reward_weights={"correct_reward": "x"}).check()  # type: ignore[dict-item]
 
 
 @pytest.mark.parametrize("token", ["", "short"])
 def test_a_token_that_cannot_be_one_is_refused(token: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENENV_TOKEN", token)
-    with pytest.raises(Failure, match="OPENENV_TOKEN: the token must be 16 to 4096"), environment(SETTINGS):
+    with pytest.raises(WrongUse, match="OPENENV_TOKEN: the token must be 16 to 4096"), environment(SETTINGS):
         pass
