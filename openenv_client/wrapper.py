@@ -345,7 +345,7 @@ class OpenEnvWrapper:
                 delay = retry_delay(attempt, first=_FIRST_DELAY, longest=_LONGEST_DELAY)
                 if full:
                     delay = min(delay, left)  # with a last attempt when the time is over
-                if not delay or delay > left:
+                if not left or delay > left:
                     raise
                 # Aloud the first time: whoever waits for minutes should not have to guess for what.
                 level = logging.WARNING if attempt == 1 else logging.INFO

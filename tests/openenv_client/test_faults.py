@@ -227,11 +227,11 @@ def nothing_listens() -> Way:
         with MockEnvServer() as server:
             server.stop()
 
-            def come_up(attempt: int) -> float:
+            def come_up(failures: int, **_: float) -> float:
                 server.start()
                 return 0.0
 
-            monkeypatch.setattr("openenv_client.wrapper._delay", come_up)
+            monkeypatch.setattr("openenv_client.wrapper.retry_delay", come_up)
             yield Situation(server.base_url)
 
     return Way(make)
@@ -269,11 +269,11 @@ def proxy_comes_late() -> Way:
             address = os.environ["http_proxy"]
             monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
 
-            def come_up(attempt: int) -> float:
+            def come_up(failures: int, **_: float) -> float:
                 monkeypatch.setenv("http_proxy", address)
                 return 0.0
 
-            monkeypatch.setattr("openenv_client.wrapper._delay", come_up)
+            monkeypatch.setattr("openenv_client.wrapper.retry_delay", come_up)
             yield situation
 
     return Way(make)
@@ -939,7 +939,7 @@ def test_a_fault_before_an_episode(
     row: Row, way: Way, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """W03, W07, W10, S01: reset tries again where that may help, and fails at the first attempt where it cannot."""
-    monkeypatch.setattr("openenv_client.wrapper._delay", lambda attempt: 0.0)
+    monkeypatch.setattr("openenv_client.wrapper.retry_delay", lambda failures, **_: 0.0)
     with way.make(monkeypatch) as situation, make_env(situation, way) as env, situation.during(env):
         if row.outcome == "at once":
             with pytest.raises(OpenEnvError) as caught:
