@@ -15,7 +15,6 @@ import transformers
 from examples.sudoku.board import Move, random_puzzle
 from examples.sudoku.prompts import SYSTEM_PROMPT, render_turn
 from schedulers.engines.vllm import VLLMEngine
-from schedulers.types import RolloutOutput
 
 POLICY = Path(__file__).parents[2] / "examples" / "sudoku" / "policy"
 PAD, END = "<pad>", "<end>"
@@ -95,15 +94,6 @@ def forward_logprobs(model: Any, prompt: Sequence[int], ids: Sequence[int]) -> l
     """Those of ``ids`` behind ``prompt``."""
     logprobs = forward(model, [*prompt, *ids])[len(prompt) - 1 : -1]
     return [float(row[token]) for row, token in zip(logprobs, ids, strict=True)]
-
-
-def furthest_from_forward(model: Any, output: RolloutOutput) -> float:
-    """The largest difference between recorded and recomputed log-probabilities of a trajectory's sampled tokens."""
-    assert output.completion_logprobs is not None
-    assert output.completion_mask is not None
-    expected = forward_logprobs(model, output.prompt_token_ids or [], output.completion_token_ids or [])
-    pairs = zip(output.completion_logprobs, expected, output.completion_mask, strict=True)
-    return max(abs(recorded - computed) for recorded, computed, mask in pairs if mask)
 
 
 def changed(model: Any, seed: int) -> Any:

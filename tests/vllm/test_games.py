@@ -11,16 +11,17 @@ import pytest
 import torch
 import transformers
 
+from benchmarks.token_drift import Recorder
 from examples.sudoku.scheduler import SudokuScheduler
 from openenv_client.testing import MockEnvServer
 from schedulers import Env, GYMScheduler, envs, run_multi_turn
-from schedulers.engines import InferEngine
 from schedulers.engines.transformers import TransformersEngine
 from schedulers.engines.vllm import VLLMEngine
 from schedulers.lockstep import rollout_fn_of
-from schedulers.types import ChatCompletionResponse, Messages, RequestConfig, RolloutInferRequest, RolloutOutput
+from schedulers.types import Messages, RequestConfig, RolloutInferRequest
 from tests.examples.sudoku.games import seeded
-from tests.vllm.models import POLICY, forward, furthest_from_forward
+from tests.schedulers.exactness import assert_recorded_as_sampled, furthest_from_forward, play, rows
+from tests.vllm.models import POLICY, forward
 
 GAMES = 200
 
@@ -34,54 +35,6 @@ def server() -> Iterator[MockEnvServer]:
 @pytest.fixture(scope="module")
 def policy() -> Any:
     return transformers.AutoModelForCausalLM.from_pretrained(POLICY).eval()
-
-
-class Recorder:
-    """An engine that notes, for each trajectory, the prompts and completions as they passed by."""
-
-    def __init__(self, engine: VLLMEngine) -> None:
-        self.engine = engine
-        self.tokenizer = engine.tokenizer
-        self.max_model_len = engine.max_model_len
-        self.turns: dict[str, list[tuple[list[int], list[int]]]] = {}
-
-    async def infer_async(self, request: RolloutInferRequest, request_config: RequestConfig) -> ChatCompletionResponse:
-        prompt = list(request.prompt_token_ids or [])
-        response = await self.engine.infer_async(request, request_config)
-        assert response.prompt_token_ids == prompt
-        self.turns.setdefault(request.uuid, []).append((prompt, list(response.choices[0].token_ids or [])))
-        return response
-
-
-def rows(base_url: str, number: int) -> list[dict[str, Any]]:
-    return [
-        {"env_config": {"name": "openenv", "base_url": base_url, "reset_kwargs": {"seed": seed}}, "uuid": str(seed)}
-        for seed in range(number)
-    ]
-
-
-async def play(engine: InferEngine, base_url: str, number: int, config: RequestConfig) -> list[RolloutOutput]:
-    async with SudokuScheduler(engine, max_turns=5, max_concurrent_envs=16) as scheduler:
-        return await scheduler.async_infer(rows(base_url, number), config, use_tqdm=False)
-
-
-def assert_recorded_as_sampled(output: RolloutOutput, turns: list[tuple[list[int], list[int]]]) -> None:
-    """The ids and the mask follow from the prompts and completions that passed through the engine."""
-    last_prompt, last_ids = turns[-1]
-    whole = last_prompt + last_ids
-    mask = [0] * len(whole)
-    for prompt, ids in turns:
-        assert whole[: len(prompt) + len(ids)] == prompt + ids
-        mask[len(prompt) : len(prompt) + len(ids)] = [1] * len(ids)
-    first = len(turns[0][0])
-    assert output.prompt_token_ids == whole[:first]
-    assert output.completion_token_ids == whole[first:]
-    assert output.completion_mask == mask[first:]
-    assert output.response_token_ids is not None
-    assert [ids for _, ids in turns] == [
-        [token for token, m in zip(ids, masks, strict=True) if m]
-        for ids, masks in zip(output.response_token_ids, output.response_loss_mask or [], strict=True)
-    ]
 
 
 async def test_200_games_of_the_embedded_policy_equal_a_forward_pass(

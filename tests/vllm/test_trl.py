@@ -17,7 +17,8 @@ from schedulers.engines.vllm import VLLMEngine
 from schedulers.trainers.trl import TRLRollout, trl_dataset
 from schedulers.types import RolloutOutput
 from tests.examples.sudoku.games import seeded
-from tests.vllm.models import POLICY, furthest_from_forward
+from tests.schedulers.exactness import furthest_from_forward
+from tests.vllm.models import POLICY
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.* is deprecated:FutureWarning")
 
