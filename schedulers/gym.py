@@ -212,7 +212,7 @@ class GYMScheduler(MultiTurnScheduler):
             await GYMScheduler.on_trajectory_end(self, episode)
 
     async def _start(self, episode: Episode) -> None:
-        with self._failures_end(episode):
+        with self.failures_end(episode):
             env_config = dict((episode.request.data_dict or {}).get("env_config") or {})
             started = time.perf_counter()
             start = await self.start_env(episode, env_config)

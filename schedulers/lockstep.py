@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from schedulers.engines.base import InferEngine
 from schedulers.episode import Episode
-from schedulers.multi_turn import RolloutScheduler
+from schedulers.multi_turn import RolloutScheduler, raise_if_all_failed
 from schedulers.types import ChatCompletionResponse, RequestConfig, RolloutInferRequest, RolloutOutput, StopReason
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def run_multi_turn(
                 break
             active = batch.settle()
     outputs = [output for episode in batch.episodes for output in scheduler.outputs_of(episode)]
-    scheduler._raise_if_all_failed(outputs)
+    raise_if_all_failed(outputs)
     return outputs
 
 
@@ -171,12 +171,10 @@ class _Batch:
 
     def start(self, requests: Sequence[RolloutInferRequest], max_turns: int | None = None) -> None:
         """Begin the trajectories."""
-        self._scheduler._check_uuids(list(requests))
-        for request in requests:
-            episode = self._scheduler._register(request)
+        self.episodes = self._scheduler.begin_trajectories(requests)
+        for episode in self.episodes:
             episode.max_turns = episode.max_turns if max_turns is None else max_turns
-            self.episodes.append(episode)
-            self._advance(episode, self._scheduler.on_trajectory_start([request]))
+            self._advance(episode, self._scheduler.on_trajectory_start([episode.request]))
 
     def take_over(self, requests: Sequence[RolloutInferRequest], max_turns: int | None) -> list[Episode]:
         """Go on with trajectories that were begun."""
@@ -216,14 +214,14 @@ class _Batch:
 
     async def _bring_to_next_prompt(self, episode: Episode, act: Coroutine[Any, Any, object]) -> None:
         try:
-            with self._scheduler._failures_end(episode):
+            with self._scheduler.failures_end(episode):
                 await act
-                config = None if episode.stop_reason else self._scheduler._prepare_turn(episode, self._config)
+                config = None if episode.stop_reason else self._scheduler.prepare_turn(episode, self._config)
                 if config is not None:
                     episode.request.max_tokens = config.max_tokens
         finally:
             if self._finishes and episode.stop_reason is not None:
-                await self._scheduler._end(episode)
+                await self._scheduler.end_trajectory(episode)
 
     async def _take_turn(self, episode: Episode, answer: Answer) -> None:
         if episode.stop_reason is not None:  # it failed before the caller sampled its first turn
@@ -233,7 +231,7 @@ class _Batch:
         response = answer.response if isinstance(answer, RolloutOutput) else answer
         if response is None:
             raise ValueError("rollout_fn gave an output without a response")
-        await self._scheduler._take_turn(episode, response)
+        await self._scheduler.take_turn(episode, response)
 
     async def _settle(self, *, all_of_them: bool) -> None:
         done: set[asyncio.Task[None]] = set()
@@ -256,4 +254,4 @@ class _Batch:
         for episode in self.episodes:
             if episode.stop_reason is None:
                 episode.fail(StopReason.CANCELLED, asyncio.CancelledError("the batch was given up"))
-        await asyncio.gather(*map(self._scheduler._end, self.episodes))
+        await asyncio.gather(*map(self._scheduler.end_trajectory, self.episodes))

@@ -28,7 +28,14 @@ from schedulers.types import (
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["EnvError", "MultiTurnScheduler", "RolloutError", "RolloutScheduler", "SchedulerOptions"]
+__all__ = [
+    "EnvError",
+    "MultiTurnScheduler",
+    "RolloutError",
+    "RolloutScheduler",
+    "SchedulerOptions",
+    "raise_if_all_failed",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -181,11 +188,11 @@ class RolloutScheduler:
         requests = [
             r if isinstance(r, RolloutInferRequest) else RolloutInferRequest.from_row(r) for r in infer_requests
         ]
-        self._check_uuids(requests)
+        self._refuse_equal_uuids(requests)
         show = len(requests) > 1 if use_tqdm is None else use_tqdm
         progress = _progress_bar(len(requests), required=use_tqdm is True) if show and requests else None
         try:
-            tasks = [asyncio.ensure_future(self._run_one(request, config)) for request in requests]
+            tasks = [asyncio.ensure_future(self.rollout_one(request, config)) for request in requests]
             if progress is not None:
                 for task in tasks:
                     task.add_done_callback(lambda _: progress.update())
@@ -203,20 +210,31 @@ class RolloutScheduler:
                 raise result
             else:
                 outputs += result
-        self._raise_if_all_failed(outputs)
+        raise_if_all_failed(outputs)
         return outputs
 
     async def run(
         self, infer_request: RolloutInferRequest, request_config: RequestConfig
     ) -> RolloutOutput | list[RolloutOutput]:
         """Play one trajectory from start to end."""
-        episode = self._register(infer_request)
+        [episode] = self.begin_trajectories([infer_request])
         try:
             await self._play(episode, request_config)
         finally:
-            await self._end(episode)
+            await self.end_trajectory(episode)
         outputs = self.outputs_of(episode)
         return outputs[0] if len(outputs) == 1 else outputs
+
+    async def rollout_one(
+        self, infer_request: RolloutInferRequest, request_config: RequestConfig
+    ) -> list[RolloutOutput]:
+        """``run``, with an unscored output in place of what it raises; for callers that make their own batches."""
+        try:
+            result = await self.run(infer_request, request_config)
+        except Exception as error:
+            logger.exception("trajectory %s ended in an exception of run()", infer_request.uuid)
+            result = _failed_output(infer_request, StopReason.ERROR, error)
+        return result if isinstance(result, list) else [result]
 
     def outputs_of(self, episode: Episode) -> list[RolloutOutput]:
         """What a trajectory that is over comes to: one output, unless a subclass makes several of it."""
@@ -264,28 +282,36 @@ class RolloutScheduler:
     async def __aexit__(self, *exc_info: object) -> None:
         await self.aclose()
 
-    # -- the parts of a trajectory; a batch in lockstep calls the same ones -------------------------
+    # -- the parts of a trajectory, for whoever drives one in a loop of its own ----------------------
+    #
+    # begin_trajectories; on_trajectory_start inside failures_end; then, until there is a stop_reason, prepare_turn, a
+    # completion, and take_turn, inside failures_end; end_trajectory in any case. _play below is the shortest example.
 
-    def _register(self, request: RolloutInferRequest) -> Episode:
-        self._check_uuids([request])
-        episode = Episode(request, max_turns=self.max_turns)
-        self._episodes[episode.uuid] = episode
-        return episode
+    def begin_trajectories(self, requests: Sequence[RolloutInferRequest]) -> list[Episode]:
+        """Take up trajectories, all or none of them. Each has to come to ``end_trajectory`` or ``aclose``.
+
+        Raises:
+            ValueError: Two trajectories have the same uuid.
+        """
+        self._refuse_equal_uuids(requests)
+        episodes = [Episode(request, max_turns=self.max_turns) for request in requests]
+        self._episodes.update((episode.uuid, episode) for episode in episodes)
+        return episodes
 
     async def _play(self, episode: Episode, config: RequestConfig) -> None:
         """Play until something ends it; only a cancellation leaves this function as an exception."""
-        with self._failures_end(episode):
+        with self.failures_end(episode):
             await self.on_trajectory_start([episode.request])
             while episode.stop_reason is None:
-                turn_config = self._prepare_turn(episode, config)
+                turn_config = self.prepare_turn(episode, config)
                 if turn_config is None:
                     break
                 response = await self._sample(episode, turn_config)
                 if episode.stop_reason is None:  # aclose may have ended it meanwhile
-                    await self._take_turn(episode, response)
+                    await self.take_turn(episode, response)
 
     @contextmanager
-    def _failures_end(self, episode: Episode) -> Iterator[None]:
+    def failures_end(self, episode: Episode) -> Iterator[None]:
         """What is raised inside ends this trajectory as unscored; the one place where failures are classified."""
         try:
             yield
@@ -305,7 +331,7 @@ class RolloutScheduler:
             episode.fail(StopReason.CANCELLED, error)
             raise
 
-    def _prepare_turn(self, episode: Episode, config: RequestConfig) -> RequestConfig | None:
+    def prepare_turn(self, episode: Episode, config: RequestConfig) -> RequestConfig | None:
         """Set the prompt's ids and how much may be sampled; None, and the trajectory ended, when there is no room."""
         request = episode.request
         if not episode.turns and request.messages and request.messages[-1]["role"] == "assistant":
@@ -349,7 +375,7 @@ class RolloutScheduler:
                 "it must return response_token_ids"
             )
         if not self._keeps_segments:
-            self._warn_once(
+            self.warn_once(
                 "split",
                 "earlier turns were rewritten (by the chat template or by a hook), so prompts do not extend each "
                 "other; such trajectories are split into segments, and trainers that take one row get the last one",
@@ -374,8 +400,8 @@ class RolloutScheduler:
         episode.sampling_seconds += time.perf_counter() - started
         return response
 
-    async def _take_turn(self, episode: Episode, response: ChatCompletionResponse) -> None:
-        """Everything between a completion and the next prompt."""
+    async def take_turn(self, episode: Episode, response: ChatCompletionResponse) -> None:
+        """Do everything between a completion and the next prompt."""
         choice = self._record_turn(episode, response)
         turn = len(episode.turns)
         result = await self.on_turn_end(episode.request, choice, turn)
@@ -432,16 +458,16 @@ class RolloutScheduler:
         elif "response_loss_mask" in result:
             raise ValueError("step returned response_loss_mask without response_token_ids; it must return both")
 
-    async def _end(self, episode: Episode) -> None:
-        """Finish a trajectory; what its hooks raise ends it alone."""
-        with self._failures_end(episode):
+    async def end_trajectory(self, episode: Episode) -> None:
+        """Finish a trajectory, once however often it is called; what its hooks raise ends it alone."""
+        with self.failures_end(episode):
             await self._finish(episode)
 
     async def _finish(self, episode: Episode) -> None:
         """Say that a trajectory is over, the first time that this is called for it."""
         if self._episodes.get(episode.uuid) is episode:  # after aclose its uuid may already name another one
             del self._episodes[episode.uuid]
-            with self._failures_end(episode):
+            with self.failures_end(episode):
                 self._add_rewards(episode)
             if len({turn.logprobs is None for turn in episode.turns}) > 1:
                 self._warn_of_logprobs("some turns of a trajectory have none that match their tokens")
@@ -458,14 +484,6 @@ class RolloutScheduler:
                 episode.rewards[name] = value
 
     # -- small things -------------------------------------------------------------------------------
-
-    async def _run_one(self, request: RolloutInferRequest, config: RequestConfig) -> list[RolloutOutput]:
-        try:
-            result = await self.run(request, config)
-        except Exception as error:
-            logger.exception("trajectory %s ended in an exception of run()", request.uuid)
-            result = _failed_output(request, StopReason.ERROR, error)
-        return result if isinstance(result, list) else [result]
 
     def _fail(self, episode: Episode, reason: StopReason, error: Exception) -> None:
         """End a trajectory as unscored and say so in the log."""
@@ -485,23 +503,18 @@ class RolloutScheduler:
             exc_info=None if known else error,
         )
 
-    def _check_uuids(self, requests: list[RolloutInferRequest]) -> None:
+    def _refuse_equal_uuids(self, requests: Sequence[RolloutInferRequest]) -> None:
         seen = set(self._episodes)
         for request in requests:
             if request.uuid in seen:
                 raise ValueError(f"two trajectories with the uuid {request.uuid!r}; give each request one of its own")
             seen.add(request.uuid)
 
-    def _raise_if_all_failed(self, outputs: list[RolloutOutput]) -> None:
-        if outputs and all(output.rollout_infos.get("stop_reason") == StopReason.ERROR.value for output in outputs):
-            raise RolloutError(
-                f"all {len(outputs)} trajectories ended in an exception, the first: {outputs[0].error}"
-            ) from outputs[0].exception
-
     def _warn_of_logprobs(self, reason: str) -> None:
-        self._warn_once("logprobs", f"log-probabilities are dropped for the whole trajectory: {reason}")
+        self.warn_once("logprobs", f"log-probabilities are dropped for the whole trajectory: {reason}")
 
-    def _warn_once(self, key: str, text: str) -> None:
+    def warn_once(self, key: str, text: str) -> None:
+        """Log a warning, the first time that this scheduler has one of this key."""
         if key not in self._warned:
             self._warned.add(key)
             logger.warning(text)
@@ -532,6 +545,18 @@ class MultiTurnScheduler(RolloutScheduler):
             TypeError: A subclass implements neither ``step`` nor ``run``.
         """
         raise TypeError(f"{type(self).__name__} must implement step() (what the model reads next) or override run()")
+
+
+def raise_if_all_failed(outputs: Sequence[RolloutOutput]) -> None:
+    """Tell a batch in which nothing went right from one with failures.
+
+    Raises:
+        RolloutError: Every trajectory ended in an exception that is not the environment's.
+    """
+    if outputs and all(output.rollout_infos.get("stop_reason") == StopReason.ERROR.value for output in outputs):
+        raise RolloutError(
+            f"all {len(outputs)} trajectories ended in an exception, the first: {outputs[0].error}"
+        ) from outputs[0].exception
 
 
 def _failed_output(request: RolloutInferRequest, reason: StopReason, error: BaseException) -> RolloutOutput:

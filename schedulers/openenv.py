@@ -169,7 +169,7 @@ class OpenEnvScheduler(GYMScheduler):
         """Open a session, wait for a slot if need be, and reset."""
         given = {key: value for key, value in env_config.items() if value is not None}  # a table has None for no value
         if "seed" in given and "seed" not in (given.get("reset_kwargs") or {}):
-            self._warn_once("seed", "env_config has a seed that no environment gets; put it into reset_kwargs")
+            self.warn_once("seed", "env_config has a seed that no environment gets; put it into reset_kwargs")
         wrapper = self._make_wrapper({"base_url": self.base_url, **given})
         episode.env = wrapper
         episode.infos["recoveries"] = []

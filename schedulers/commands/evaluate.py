@@ -141,7 +141,7 @@ class Evaluation:
             async with gate:
                 # A seed of its own for each game, so that those which begin alike do not go on alike.
                 own = replace(config, seed=settings.sampling_seed + game.number)
-                outputs = await scheduler._run_one(RolloutInferRequest.from_row(game.row), own)
+                outputs = await scheduler.rollout_one(RolloutInferRequest.from_row(game.row), own)
             results.seconds = time.monotonic() - started
             results.add(writer, outputs, game=game.number, seed=game.seed, row=game.row, played_by=played_by)
             progress(results)

@@ -77,6 +77,7 @@ class ScriptedEngine:
 
         Raises:
             IndexError: The script has no reply for this turn.
+            TypeError: Its reply is none.
         """
         turn = sum(message["role"] == "assistant" for message in request.messages)
         seen = replace(
@@ -90,6 +91,11 @@ class ScriptedEngine:
         if isinstance(reply, BaseException):
             raise reply
         choice = self._speak(reply, request_config) if isinstance(reply, str) else reply
+        if not isinstance(choice, ChatCompletionResponseChoice):
+            raise TypeError(
+                f"the script's reply to turn {turn} is {reply!r:.100}; it must be a text, a "
+                "ChatCompletionResponseChoice or an exception"
+            )
         return ChatCompletionResponse(
             choices=[choice], model="scripted", prompt_token_ids=self._prompt_ids(request), usage=_usage(choice)
         )

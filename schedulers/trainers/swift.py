@@ -222,7 +222,7 @@ class SwiftScheduler(SwiftMultiTurnScheduler):  # type: ignore[misc]
         # Earlier answers stand there as token ids; they stay, unless the scheduler has rewritten what was before.
         known = len(messages) - 1
         if episode.request.messages[: len(episode.history)] != episode.history:
-            self.scheduler._warn_once(
+            self.scheduler.warn_once(
                 "rewritten",
                 f"{self.scheduler_class.__name__} rewrites earlier messages, but ms-swift shows the model its answers "
                 "as they were sampled, and trains on them so",
@@ -307,7 +307,7 @@ class SwiftScheduler(SwiftMultiTurnScheduler):  # type: ignore[misc]
     async def _start(self, trajectory: _Trajectory) -> None:
         episode = trajectory.episode
         try:
-            with self.scheduler._failures_end(episode):
+            with self.scheduler.failures_end(episode):
                 await self.scheduler.on_trajectory_start([episode.request])
         finally:
             await self._end_if_over(trajectory)
@@ -315,15 +315,16 @@ class SwiftScheduler(SwiftMultiTurnScheduler):  # type: ignore[misc]
     async def _take_turn(self, trajectory: _Trajectory, native: Any, response: ChatCompletionResponse) -> None:
         episode = trajectory.episode
         try:
-            with self.scheduler._failures_end(episode):
-                await self.scheduler._take_turn(episode, response)
+            with self.scheduler.failures_end(episode):
+                await self.scheduler.take_turn(episode, response)
                 if not trajectory.over and not self._has_room(trajectory, native):
                     episode.stop(StopReason.CONTEXT)
         finally:
             await self._end_if_over(trajectory)
 
     async def _fail(self, trajectory: _Trajectory, error: Exception) -> None:
-        self.scheduler._fail(trajectory.episode, StopReason.ERROR, error)
+        with self.scheduler.failures_end(trajectory.episode):
+            raise error
         await self._end_if_over(trajectory)
 
     async def _end_if_over(self, trajectory: _Trajectory) -> None:
@@ -332,7 +333,7 @@ class SwiftScheduler(SwiftMultiTurnScheduler):  # type: ignore[misc]
             return
         trajectory.ended = True
         try:
-            await self.scheduler._end(episode)  # in which it may still come to be unscored
+            await self.scheduler.end_trajectory(episode)  # in which it may still come to be unscored
         finally:
             if episode.total_reward is not None:
                 self._recent.append(episode.total_reward)
@@ -350,7 +351,8 @@ class SwiftScheduler(SwiftMultiTurnScheduler):  # type: ignore[misc]
         if messages and messages[-1]["role"] == "assistant":
             messages.pop()  # a dataset's reference answer is not part of the prompt
         request = RolloutInferRequest(messages, native.data_dict or {}, native.uuid)
-        trajectory = self._trajectories[native.uuid] = _Trajectory(self.scheduler._register(request))
+        [episode] = self.scheduler.begin_trajectories([request])
+        trajectory = self._trajectories[native.uuid] = _Trajectory(episode)
         # ms-swift drops a batch without a word when its engine raises: then its requests go, and this is told.
         weakref.finalize(native, self._forget, trajectory).atexit = False
         return trajectory

@@ -210,7 +210,7 @@ async def test_environment_is_closed_when_the_scheduler_is() -> None:
     async with GYMScheduler(gym_env="counter") as scheduler:
         await scheduler.aclose()
         request = RolloutInferRequest.from_row(row())
-        scheduler._register(request)
+        scheduler.begin_trajectories([request])
         await scheduler.on_trajectory_start([request])
         [env] = Counter.made
         assert env.closed == 0
@@ -279,7 +279,7 @@ async def test_hook_starts_a_whole_batch_and_one_that_fails_leaves_the_others() 
     """A loop that plays in lockstep hands the whole batch to the hook."""
     scheduler = GYMScheduler(gym_env="counter")
     requests = [RolloutInferRequest.from_row(row(raises="reset" if i == 1 else None)) for i in range(3)]
-    episodes = [scheduler._register(request) for request in requests]
+    episodes = scheduler.begin_trajectories(requests)
     await scheduler.on_trajectory_start(requests)
     assert [episode.stop_reason for episode in episodes] == [None, StopReason.ENV_LOST, None]
     assert requests[2].messages[-1]["content"] == "Count to 3"

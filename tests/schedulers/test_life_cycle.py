@@ -218,7 +218,7 @@ async def test_trajectory_that_is_cancelled_as_it_starts_leaves_the_others_of_it
 
     scheduler = Fragile()
     requests = [RolloutInferRequest.from_row(row) for row in rows(server, "a", "b", "c")]
-    episodes = [scheduler._register(request) for request in requests]
+    episodes = scheduler.begin_trajectories(requests)
     await scheduler.on_trajectory_start(requests)
     assert [episode.stop_reason for episode in episodes] == [None, StopReason.CANCELLED, None]
     assert server.sessions == 2

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import textwrap
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -252,6 +254,32 @@ async def test_requests_with_the_same_uuid_are_refused() -> None:
     with pytest.raises(ValueError, match="two trajectories with the uuid 'twin'"):
         await scheduler.async_infer([play(uuid="twin"), play(uuid="twin")])
     assert scheduler.hooks == []
+
+
+async def test_trajectories_are_taken_up_all_or_none() -> None:
+    scheduler = Talk(ScriptedEngine(["a"]), 1)
+    with pytest.raises(ValueError, match="two trajectories with the uuid 'twin'"):
+        scheduler.begin_trajectories([play(uuid="only"), play(uuid="twin"), play(uuid="twin")])
+    [episode] = scheduler.begin_trajectories([play(uuid="only")])
+    await scheduler.aclose()
+    assert (episode.stop_reason, scheduler.hooks) == (StopReason.CANCELLED, ["end"])
+
+
+async def test_a_loop_of_ones_own_plays_as_run_does() -> None:
+    """The one in docs/reference/schedulers.md."""
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "schedulers.md").read_text()
+    [block] = [part for part in text.split("```python\n")[1:] if "begin_trajectories" in part]
+    code = textwrap.indent(block.partition("```")[0] + "return outputs", "    ")
+    scope: dict[str, Any] = {}
+    exec(f"async def drive(scheduler, request, request_config, sample):\n{code}", scope)  # noqa: S102 - our own page
+
+    engine = ScriptedEngine(["one", "two", cut("thr")])
+    by_run, by_hand = Talk(engine, 5), Talk(engine, 5)
+    expected = await by_run.rollout_one(play(uuid="same"), RequestConfig())
+    got = await scope["drive"](by_hand, play(uuid="same"), RequestConfig(), engine.infer_async)
+    assert by_hand.hooks == by_run.hooks
+    assert [output.messages for output in got] == [output.messages for output in expected]
+    assert got[0].rollout_infos["stop_reason"] == "length"
 
 
 async def test_uuid_of_a_running_trajectory_is_refused_and_then_free_again() -> None:

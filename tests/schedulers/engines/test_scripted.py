@@ -97,6 +97,12 @@ def test_a_single_text_is_not_taken_for_a_script() -> None:
         ScriptedEngine("one")
 
 
+@pytest.mark.parametrize("reply", [None, ["[1 1 4]"], {"content": "[1 1 4]"}])
+async def test_a_reply_that_is_none_is_shown(reply: Any) -> None:
+    with pytest.raises(TypeError, match=r"the script's reply to turn 1 is .*; it must be a text"):
+        await ScriptedEngine(lambda request, turn: reply).infer_async(request("one"), CONFIG)
+
+
 async def test_without_a_tokenizer_ids_and_log_probabilities_are_unknown() -> None:
     response = await ScriptedEngine(["one"]).infer_async(request(), CONFIG)
     assert response.prompt_token_ids is None
