@@ -14,7 +14,7 @@ import transformers
 from examples.sudoku.board import Move, random_puzzle
 from examples.sudoku.prompts import SYSTEM_PROMPT, render_turn
 
-__all__ = ["TEMPLATE", "boards", "make_tokenizer", "moves", "teach"]
+__all__ = ["TEMPLATE", "boards", "make_policy", "make_tokenizer", "moves", "teach"]
 
 PAD, END = "<pad>", "<end>"
 TEMPLATE = (
@@ -96,6 +96,14 @@ def teach(tokenizer: Any, prompts: Sequence[str], answers: Sequence[str], *, ste
         optimizer.step()
         optimizer.zero_grad()
     return model.eval()
+
+
+def make_policy(seed: int = 0) -> tuple[Any, Any]:
+    """A model that says moves in many spellings, and its tokenizer, which has ``[5 3 7]`` as a single token."""
+    rng = random.Random(seed)
+    answers, prompts = moves(rng, 2000), boards(rng, 8)
+    tokenizer = make_tokenizer(answers + prompts)
+    return teach(tokenizer, prompts, answers, seed=seed), tokenizer
 
 
 def _prompt(tokenizer: Any, text: str) -> list[int]:

@@ -12,7 +12,6 @@ import asyncio
 import difflib
 import json
 import os
-import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -30,7 +29,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.spellings import boards, make_tokenizer, moves, teach
+from benchmarks.spellings import make_policy
 from examples.sudoku.scheduler import SudokuScheduler
 from schedulers import ChatCompletionResponse, RequestConfig, RolloutInferRequest, RolloutOutput
 from schedulers.engines import InferEngine
@@ -139,7 +138,7 @@ class Drift:
 def subjects(seed: int, *, games: int, smollm2: Path | None, smollm2_games: int) -> Iterator[Subject]:
     """The policy of the examples, one whose tokenizer has merges across moves, and a real language model."""
     yield Subject("embedded policy", *_load(POLICY), games=games)
-    yield Subject("BPE with merges", *_taught(seed), games=games)
+    yield Subject("BPE with merges", *make_policy(seed), games=games)
     if smollm2 is not None:
         yield Subject("SmolLM2-135M", *_load(smollm2), games=smollm2_games, max_tokens=64)
 
@@ -147,13 +146,6 @@ def subjects(seed: int, *, games: int, smollm2: Path | None, smollm2_games: int)
 def _load(folder: Path) -> tuple[Any, Any]:
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     return model.eval(), transformers.AutoTokenizer.from_pretrained(folder)
-
-
-def _taught(seed: int) -> tuple[Any, Any]:
-    rng = random.Random(seed)
-    answers, prompts = moves(rng, 2000), boards(rng, 8)
-    tokenizer = make_tokenizer(answers + prompts)
-    return teach(tokenizer, prompts, answers, seed=seed), tokenizer
 
 
 def play(subject: Subject, base_url: str, *, seed: int) -> tuple[Recorder, list[RolloutOutput]]:

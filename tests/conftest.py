@@ -12,6 +12,8 @@ import pytest
 
 from server_scripts.launch import ServerProcess
 
+ROOT = Path(__file__).parents[1]
+
 
 @pytest.fixture(scope="session")
 def environment_server() -> Iterator[Callable[..., ServerProcess]]:
@@ -41,10 +43,12 @@ def environment_server() -> Iterator[Callable[..., ServerProcess]]:
 
 
 @pytest.fixture(scope="session")
-def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """SmolLM2-135M-Instruct, made once by the real command; downloads 98 MB. For tests that are marked ``smollm2``."""
-    folder = tmp_path_factory.mktemp("models") / "SmolLM2-135M-Instruct"
-    script = Path(__file__).parents[1] / "examples" / "sudoku" / "prepare_smollm2.py"
-    done = subprocess.run([sys.executable, script, "--output-dir", folder], capture_output=True, text=True)
+def smollm2() -> Path:
+    """SmolLM2-135M-Instruct, for tests that are marked ``smollm2``: where ``make smollm2`` puts it.
+
+    If it is not there, the real command makes it, and downloads 98 MB.
+    """
+    script = ROOT / "examples" / "sudoku" / "prepare_smollm2.py"
+    done = subprocess.run([sys.executable, script], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return folder
+    return ROOT / "models" / "SmolLM2-135M-Instruct"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from benchmarks.spellings import boards, moves, teach
 from benchmarks.token_drift import sampled_logprobs
 from examples.sudoku.scheduler import SudokuScheduler
 from schedulers import Episode, RequestConfig, RolloutOutput, Turn
@@ -80,3 +82,23 @@ def furthest_of_segment(model: Any, segment: Sequence[Turn]) -> float:
         places += range(len(prompt), len(prompt) + len(ids))
         recorded += turn.logprobs or ()
     return max(abs(a - b) for a, b in zip(recorded, sampled_logprobs(model, whole, places), strict=True))
+
+
+def assert_respelled(tokenizer: Any, games: Iterable[Sequence[Passed]]) -> None:
+    """Where the tokenizer has merges, tokenising the texts again would lose what was sampled in many of these games."""
+    if type(tokenizer.backend_tokenizer.model).__name__ == "BPE":
+        drifted = [any(_respelled(tokenizer, ids) for _, ids in turns) for turns in games]
+        assert sum(drifted) > len(drifted) / 4
+
+
+def _respelled(tokenizer: Any, ids: Sequence[int]) -> bool:
+    text = tokenizer.decode(ids, skip_special_tokens=True)
+    again = tokenizer.encode(text, add_special_tokens=False)
+    return bool(again != [token for token in ids if token != tokenizer.eos_token_id])
+
+
+def make_talker(tokenizer: Any) -> Any:
+    """A small model that says moves in words, in many spellings of a large vocabulary."""
+    rng = random.Random(0)
+    answers = [f"I play {move}" for move in moves(rng, 2000)]
+    return teach(tokenizer, boards(rng, 8), answers)

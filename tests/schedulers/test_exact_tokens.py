@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 
-from benchmarks.spellings import boards, make_tokenizer, moves, teach
+from benchmarks.spellings import boards, make_policy, make_tokenizer, moves, teach
 from benchmarks.token_drift import Recorder
 from openenv_client.testing import MockEnvServer
 from schedulers import Episode, RequestConfig
@@ -22,8 +22,10 @@ from tests.examples.sudoku.games import seeded
 from tests.schedulers.exactness import (
     Scheduler,
     assert_recorded_as_sampled,
+    assert_respelled,
     furthest_from_forward,
     furthest_of_segment,
+    make_talker,
     play,
     rows,
 )
@@ -65,10 +67,7 @@ def chatter(rng: random.Random, count: int) -> list[str]:
 @pytest.fixture(scope="module")
 def bpe() -> Policy:
     """A tokenizer that was trained here, with ``[5 3 7]`` as one token, and a model that spells moves in many ways."""
-    rng = random.Random(0)
-    answers, prompts = moves(rng, 2000), boards(rng, 8)
-    tokenizer = make_tokenizer(answers + prompts)
-    return Policy(teach(tokenizer, prompts, answers), tokenizer)
+    return Policy(*make_policy())
 
 
 @pytest.fixture(scope="module")
@@ -83,10 +82,8 @@ def talker() -> Policy:
 @pytest.fixture(scope="module")
 def smollm2_tokenizer(smollm2: Path) -> Policy:
     """SmolLM2's tokenizer, and a small model that spells words in many ways."""
-    rng = random.Random(0)
     tokenizer = transformers.AutoTokenizer.from_pretrained(smollm2)
-    answers = [f"I play {move}" for move in moves(rng, 2000)]
-    return Policy(teach(tokenizer, boards(rng, 8), answers, steps=160), tokenizer)
+    return Policy(make_talker(tokenizer), tokenizer)
 
 
 @pytest.fixture(
@@ -95,13 +92,6 @@ def smollm2_tokenizer(smollm2: Path) -> Policy:
 def policy(request: pytest.FixtureRequest) -> Policy:
     made: Policy = request.getfixturevalue(request.param)
     return made
-
-
-def respelled(policy: Policy, ids: Sequence[int]) -> bool:
-    """Whether tokenising an answer's text would give other ids."""
-    text = policy.tokenizer.decode(ids, skip_special_tokens=True)
-    again = policy.tokenizer.encode(text, add_special_tokens=False)
-    return bool(again != [token for token in ids if token != policy.tokenizer.eos_token_id])
 
 
 async def test_200_games_equal_a_forward_pass_over_each_trajectory(policy: Policy, server: MockEnvServer) -> None:
@@ -113,9 +103,7 @@ async def test_200_games_equal_a_forward_pass_over_each_trajectory(policy: Polic
         assert_recorded_as_sampled(output, engine.turns[output.uuid])
     assert max(furthest_from_forward(policy.model, output) for output in outputs) < CLOSE
     assert max(len(turns) for turns in engine.turns.values()) > 1
-    if policy.tokenizer.backend_tokenizer.model.__class__.__name__ == "BPE":
-        games = [any(respelled(policy, ids) for _, ids in turns) for turns in engine.turns.values()]
-        assert sum(games) > GAMES / 4  # of these, tokenising the text again would have lost what was sampled
+    assert_respelled(policy.tokenizer, engine.turns.values())
 
 
 async def test_greedy_ids_are_the_likeliest_of_a_forward_pass(policy: Policy, server: MockEnvServer) -> None:
