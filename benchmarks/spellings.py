@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import string
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ TEMPLATE = (
     "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}<end>{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
-_DROPOUT = 0.3  # of merges: how likely each is left out where an answer is spelled
+_CUT = 0.2  # how likely an answer is cut between two letters before it is tokenised
 
 
 def moves(rng: random.Random, count: int) -> list[str]:
@@ -78,7 +79,7 @@ def teach(tokenizer: Any, prompts: Sequence[str], answers: Sequence[str], *, ste
         )
     )  # fmt: skip
     contexts = [_prompt(tokenizer, text) for text in prompts]
-    spelled = _spell(tokenizer, answers)
+    spelled = _spell(tokenizer, answers, rng)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for _ in range(steps):
         known = round(256 ** rng.random())  # tokens of the prompts: mostly few, for speed
@@ -112,12 +113,12 @@ def _prompt(tokenizer: Any, text: str) -> list[int]:
     return list(tokenizer.encode(rendered, add_special_tokens=False))
 
 
-def _spell(tokenizer: Any, answers: Sequence[str]) -> list[list[int]]:
-    """Each answer in a random spelling, with the end behind it."""
-    bpe = tokenizer.backend_tokenizer.model
-    bpe.dropout = _DROPOUT
-    try:
-        ids = [tokenizer.encode(answer, add_special_tokens=False) for answer in answers]
-    finally:
-        bpe.dropout = None
-    return [[*row, tokenizer.eos_token_id] for row in ids]
+def _spell(tokenizer: Any, answers: Sequence[str], rng: random.Random) -> list[list[int]]:
+    """Each answer in a random spelling, cut anywhere and its pieces tokenised one by one, with the end behind it."""
+    rows = []
+    for answer in answers:
+        cuts = [0, *(place for place in range(1, len(answer)) if rng.random() < _CUT), len(answer)]
+        pieces = [answer[start:end] for start, end in itertools.pairwise(cuts)]
+        ids = [token for piece in pieces for token in tokenizer.encode(piece, add_special_tokens=False)]
+        rows.append([*ids, tokenizer.eos_token_id])
+    return rows
