@@ -76,6 +76,8 @@ def main(
 
 def make_engine(name: str) -> Any:
     """An engine with the embedded policy."""
+    if name not in ("transformers", "vllm"):
+        raise typer.BadParameter(f"{name!r}: it takes transformers or vllm", param_hint="'--engine'")
     if name == "vllm":
         from schedulers.engines.vllm import VLLMEngine
 

@@ -490,8 +490,11 @@ def main(
     )
     console.print(f"to repeat: {escape(settings.command)}", highlight=False, soft_wrap=True)
     folder = output or RUNS / datetime.now().strftime("%Y%m%d-%H%M%S")
-    folder.mkdir(parents=True, exist_ok=True)
-    logging.basicConfig(filename=folder / "soak.log", level=logging.WARNING)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        logging.basicConfig(filename=folder / "soak.log", level=logging.WARNING)
+    except OSError as error:
+        raise typer.BadParameter(f"{folder}: {error.strerror}; name another folder", param_hint="'--output'") from None
     try:
         with _own_server(settings) as (server, restart_server):
             report = run(settings, server, restart=restart_server)

@@ -296,6 +296,11 @@ def main(
     output: Annotated[Path, typer.Option(help="The JSON file to write.")] = Path("outputs/token_drift.json"),
 ) -> None:
     """Play games of Sudoku and show what tokenising the answers again would have lost."""
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.open("a").close()
+    except OSError as error:
+        raise typer.BadParameter(f"{output}: {error.strerror}; name another file", param_hint="'--output'") from None
     transformers.utils.logging.disable_progress_bar()
     there = smollm2 if (smollm2 / "config.json").exists() else None
     if there is None:
@@ -306,7 +311,6 @@ def main(
             console.print(f"{subject.name}: {subject.games} games", highlight=False)
             drifts.append(measure(subject, *play(subject, server.base_url, seed=seed)))
     console.print(_table(drifts, seed=seed))
-    output.parent.mkdir(parents=True, exist_ok=True)
     result = {"seed": seed, "torch": torch.__version__, "transformers": transformers.__version__}
     output.write_text(json.dumps({**result, "drifts": [asdict(drift) for drift in drifts]}, indent=1) + "\n")
     console.print(f"{output}", highlight=False, soft_wrap=True)

@@ -10,6 +10,8 @@ from typing import Annotated
 import typer
 
 from examples.example import BASE_URL, Example
+from openenv_client import ConfigurationError
+from openenv_client.protocol import websocket_url
 
 __all__ = ["dataset_command"]
 
@@ -30,9 +32,17 @@ def dataset_command(example: Example) -> Callable[..., None]:
             raise typer.BadParameter(f"seeds from {held_out} on are held out for evaluation; choose a smaller range")
         if base_url is not None and example.env_id is None:
             raise typer.BadParameter(f"{example.name} needs no server: leave --base-url out")
+        if base_url is not None:
+            try:
+                websocket_url(base_url)
+            except ConfigurationError as error:
+                raise typer.BadParameter(str(error), param_hint="'--base-url'") from None
         rows = [example.row(seed, base_url=base_url or BASE_URL) for seed in range(first_seed, first_seed + count)]
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        try:
+            output.parent.mkdir(parents=True, exist_ok=True)
+            output.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        except OSError as error:
+            raise typer.BadParameter(f"{output}: {error.strerror}; name another", param_hint="'--output'") from None
         typer.echo(f"{count} rows in {output}")
 
     write.__doc__ = f"Write a dataset of {example.name} as JSON lines."

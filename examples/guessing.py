@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from openenv_client import StepResult
 from schedulers import EnvError, TextArenaGame
-from schedulers.textarena import visible_text
+from schedulers.thinking import visible_text
 
 __all__ = ["GUESSING_REWARDS", "GuessingGame", "bracketed_numbers"]
 

@@ -80,6 +80,8 @@ def websocket_url(base_url: str) -> str:
     scheme = _SCHEMES.get(parts.scheme)
     if scheme is None:
         raise _bad_url(text, f"has a scheme other than {', '.join(_SCHEMES)}")
+    if "://" not in text and host in _SCHEMES and parts.path.startswith("//"):  # http//h is no machine named http
+        raise _bad_url(text, "lacks a colon after the scheme")
     if not host or port == 0 or parts.netloc.endswith(":") or " " in text or not text.isprintable():
         raise _bad_url(text, "is not an address")
     if (parts.username is None) != (parts.password is None) or ":" in name:

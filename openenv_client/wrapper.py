@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeVar, g
 from urllib.parse import urlsplit
 
 from .backoff import retry_delay
+from .checks import mapping, positive, whole
 from .errors import (
     ConfigurationError,
     EnvironmentFailedError,
@@ -171,32 +172,32 @@ class OpenEnvWrapper:
         max_recoveries: int = 3,
         recovery_timeout: float = 120.0,
     ) -> None:
-        config = _mapping("env_config", env_config)
+        config = mapping("env_config", env_config)
         address = config.get("base_url") if base_url is None else base_url
         if address is None:
             raise ConfigurationError("no base_url is given", remedy='Pass base_url= or {"base_url": …} in env_config.')
         self._url = websocket_url(address)
         self._reset_kwargs = {
-            **_mapping("reset_kwargs", config.get("reset_kwargs")),
-            **_mapping("reset_kwargs", reset_kwargs),
+            **mapping("reset_kwargs", config.get("reset_kwargs")),
+            **mapping("reset_kwargs", reset_kwargs),
         }
-        self._connect_timeout = _positive("connect_timeout", connect_timeout)
-        self._reset_timeout = _positive("reset_timeout", reset_timeout)
-        self._step_timeout = _positive("step_timeout", step_timeout)
-        self._open_deadline = _positive("open_deadline", open_deadline)
-        self._capacity_timeout = _positive("capacity_timeout", capacity_timeout, or_zero=True)
+        self._connect_timeout = positive("connect_timeout", connect_timeout)
+        self._reset_timeout = positive("reset_timeout", reset_timeout)
+        self._step_timeout = positive("step_timeout", step_timeout)
+        self._open_deadline = positive("open_deadline", open_deadline)
+        self._capacity_timeout = positive("capacity_timeout", capacity_timeout, or_zero=True)
         self._settings = SessionSettings(
-            close_timeout=_positive("close_timeout", close_timeout),
-            max_message_size=_whole("max_message_size", max_message_size, least=1),
+            close_timeout=positive("close_timeout", close_timeout),
+            max_message_size=whole("max_message_size", max_message_size, least=1),
             headers=_checked_headers(headers, token, self._url),
-            ping_interval=None if ping_interval is None else _positive("ping_interval", ping_interval),
-            ping_timeout=None if ping_timeout is None else _positive("ping_timeout", ping_timeout),
+            ping_interval=None if ping_interval is None else positive("ping_interval", ping_interval),
+            ping_timeout=None if ping_timeout is None else positive("ping_timeout", ping_timeout),
         )
         if recover not in get_args(Recover):
             raise ConfigurationError(f"recover is {recover!r}", remedy=f"Give one of {', '.join(get_args(Recover))}.")
         self._recover = recover
-        self._max_recoveries = _whole("max_recoveries", max_recoveries, least=0)
-        self._recovery_timeout = _positive("recovery_timeout", recovery_timeout)
+        self._max_recoveries = whole("max_recoveries", max_recoveries, least=0)
+        self._recovery_timeout = positive("recovery_timeout", recovery_timeout)
         self._pid = os.getpid()
         self._lock = threading.Lock()  # held for the whole of a call
         self._aborted = threading.Event()  # ends the waits between the attempts of a reset
@@ -463,18 +464,8 @@ class OpenEnvWrapper:
         return self._session
 
 
-def _mapping(name: str, value: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping):
-        # Not the value: it may be an address with a password, or a header with a token.
-        address = " An address goes as base_url=…" if isinstance(value, str) and name == "env_config" else ""
-        raise ConfigurationError(f"{name} is a {type(value).__name__}", remedy=f"Give a dict.{address}")
-    return value
-
-
 def _checked_headers(headers: Mapping[str, str] | None, token: str | None, url: str) -> dict[str, str]:
-    checked = dict(_mapping("headers", headers))
+    checked = dict(mapping("headers", headers))
     for name, value in checked.items():
         if not isinstance(name, str) or not re.fullmatch(r"[\w!#$%&'*+.^`|~-]+", name, re.ASCII):
             shown = str(name).partition(":")[0]  # what follows may be the value
@@ -492,18 +483,3 @@ def _checked_headers(headers: Mapping[str, str] | None, token: str | None, url: 
             )
         checked["Authorization"] = f"Bearer {token}"
     return checked
-
-
-def _positive(name: str, value: float, *, or_zero: bool = False) -> float:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    if not number or value < 0 or (value == 0 and not or_zero):
-        raise ConfigurationError(
-            f"{name} is {value!r}", remedy=f"Give a finite number {'of 0 or more' if or_zero else 'above 0'}."
-        )
-    return value
-
-
-def _whole(name: str, value: int, *, least: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ConfigurationError(f"{name} is {value!r}", remedy=f"Give a whole number of {least} or more.")
-    return value

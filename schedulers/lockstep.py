@@ -9,6 +9,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from schedulers.checks import check_whole
 from schedulers.engines.base import InferEngine
 from schedulers.episode import Episode
 from schedulers.multi_turn import RolloutScheduler, raise_if_all_failed
@@ -91,8 +92,7 @@ def run_multi_turn(
         RolloutError: Every trajectory ended in an exception that is not the environment's.
         RuntimeError: An event loop is running in this thread; ``await scheduler.async_infer(…)`` there.
     """
-    if max_turns is not None and max_turns < 1:
-        raise ValueError(f"max_turns must be at least 1 (or None for the scheduler's), not {max_turns}")
+    check_whole("max_turns", max_turns, least=1, none="the scheduler's")
     with _Batch(scheduler, request_config) as batch:
         if first_turn_outputs is None:
             batch.start(requests, max_turns)

@@ -1,8 +1,8 @@
-"""MathGrader: says whether an answer is mathematically the solution, in a process that can be given up on.
+"""MathGrader: says whether an answer is mathematically the solution, in processes that can be given up on.
 
 math-verify compares with sympy, and sympy does not come back from an answer like ``9^{9^{9^9}}``. Its own time limits
-are signals, which work in a main thread only, and not within one long multiplication. So it runs in a child process,
-which is killed when an answer takes too long.
+are signals, which work in a main thread only, and not within one long multiplication. So it runs in child processes,
+one of which is killed when an answer takes too long.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from schedulers.textarena import visible_text
+from schedulers.checks import check_seconds, check_whole
+from schedulers.thinking import visible_text
 
 __all__ = ["AccuracyFunction", "MathGrader", "final_answer", "math_grader"]
 
@@ -46,27 +47,30 @@ class MathGrader:
     comes last; an answer with none of them is searched for what it says the answer is. A solution is the bare value or
     a text that marks it in the same way.
 
-    Any thread may call it; calls wait for each other. The child process starts with the first call, takes about a
-    second for that, and ends with the grader. A forked process gets one of its own.
+    Any thread may call it. Answers are compared in child processes, each of which takes about a second to start: the
+    first call starts one, and another is started when an answer comes while all are busy. They end with the grader. A
+    forked process gets some of its own.
 
     Args:
         timeout: The most seconds for one answer; one that takes longer is wrong.
+        max_processes: The most child processes at a time; when all are busy, answers wait. By default two more than
+            there are CPUs, 8 at most, so that answers without an end do not hold up the others.
 
     Raises:
         ImportError: math-verify is not installed.
-        ValueError: ``timeout`` is not above 0.
+        ValueError: ``timeout`` is not above 0, or ``max_processes`` below 1.
     """
 
-    def __init__(self, *, timeout: float = 5.0) -> None:
-        if not timeout > 0:
-            raise ValueError(f"timeout must be above 0 seconds, not {timeout}")
+    _idle: list[_Child]
+
+    def __init__(self, *, timeout: float = 5.0, max_processes: int | None = None) -> None:
+        check_seconds("timeout", timeout)
+        check_whole("max_processes", max_processes, least=1, none="as many as suit this machine")
         if importlib.util.find_spec("math_verify") is None:
             raise ImportError('grading mathematics needs math-verify: pip install "openenv-client[math]"')
         self.timeout = timeout
-        self._pid = os.getpid()
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[str] | None = None
-        self._finalizer: weakref.finalize[..., MathGrader] | None = None
+        self.max_processes = min(8, (os.cpu_count() or 1) + 2) if max_processes is None else max_processes
+        self._begin()
 
     def __call__(self, completions: Sequence[str], solutions: Sequence[str]) -> list[float]:
         """Grade answers.
@@ -87,10 +91,13 @@ class MathGrader:
         return [float(self._is_right(answer, value)) for answer, value in zip(completions, solutions, strict=True)]
 
     def close(self) -> None:
-        """End the child process; the next call starts another."""
+        """End the child processes; one that is busy ends with its answer. The next call starts others."""
         self._begin_anew_after_fork()
-        with self._lock:
-            self._stop()
+        idle = self._idle
+        self._idle = []
+        with contextlib.suppress(IndexError):  # it is empty; a call in another thread may have taken the last one
+            while True:
+                idle.pop().end()
 
     def _is_right(self, answer: str, solution: str) -> bool:
         if not solution.strip():
@@ -99,47 +106,43 @@ class MathGrader:
         marked = value is not None or not _LATEX.search(solution)
         request = json.dumps([_boxed(value or solution) if marked else solution, _as_math(answer)]) + "\n"
         self._begin_anew_after_fork()
-        with self._lock:
-            try:
-                for _ in range(2):  # a process that was killed from outside, or died, is replaced once
-                    line, late = self._ask(request)
-                    if line:
-                        return line == "1\n"
-                    if late:
-                        break
-            except BaseException:  # Ctrl-C: the reply is still to come and must not become that to the next request
-                self._stop()
-                raise
+        with self._places:
+            line, late = self._ask(request)
+            if not line and not late:  # the process was killed from outside, or died; it is replaced once
+                line, late = self._ask(request, anew=True)
+        if line:
+            return line == "1\n"
         why = f"took more than {self.timeout:g} s" if late else "ended the grader's process twice"
         logger.warning("an answer counts as wrong, since comparing it %s: %.200r", why, answer)
         return False
 
-    def _ask(self, request: str) -> tuple[str, bool]:
-        """The child's reply, empty when it ended instead, and whether it was killed for taking too long."""
-        process = self._process or self._start()
-        late = threading.Event()
-
-        def kill() -> None:
-            late.set()
-            process.kill()
-
-        assert process.stdin is not None  # noqa: S101 - they are pipes, which mypy cannot know
-        assert process.stdout is not None  # noqa: S101
-        timer = threading.Timer(self.timeout, kill)
-        timer.start()
+    def _ask(self, request: str, *, anew: bool = False) -> tuple[str, bool]:
+        """What a child says: one that is free, else a new one."""
+        idle = self._idle  # close puts another in its place; what comes back into this one then ends with it
         try:
-            process.stdin.write(request)
-            process.stdin.flush()
-            line = process.stdout.readline()
-        except OSError:
-            line = ""
-        finally:
-            timer.cancel()
-        if late.is_set() or not line:
-            self._stop()
-        return line, late.is_set()
+            child = _Child() if anew else idle.pop()
+        except IndexError:
+            child = _Child()
+        line, late = child.ask(request, self.timeout)
+        if child.end.alive:
+            idle.append(child)
+        return line, late
 
-    def _start(self) -> subprocess.Popen[str]:
+    def _begin(self) -> None:
+        self._pid = os.getpid()
+        self._places = threading.Semaphore(self.max_processes)
+        self._idle = []
+
+    def _begin_anew_after_fork(self) -> None:
+        # Two processes on the same pipes would read each other's replies, and all places may be taken for ever.
+        if os.getpid() != self._pid:
+            self._begin()
+
+
+class _Child:
+    """A process that compares. It ends with this object, and as soon as it is late or asking it was interrupted."""
+
+    def __init__(self) -> None:
         # Not multiprocessing: its children import the caller's main module again, which must then guard against that.
         process = subprocess.Popen(
             [sys.executable, "-c", "from schedulers.maths import _serve; _serve()"],
@@ -149,26 +152,41 @@ class MathGrader:
             encoding="ascii",
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
-        self._process = process
-        self._finalizer = weakref.finalize(self, _end, process)
-        if process.stdout is None or process.stdout.readline() != "ready\n":
-            self._stop()
+        self.process = process
+        self.end = weakref.finalize(self, _end, process, os.getpid())
+        assert process.stdin is not None  # noqa: S101 - they are pipes, which mypy cannot know
+        assert process.stdout is not None  # noqa: S101
+        self.requests, self.replies = process.stdin, process.stdout
+        line = ""
+        try:
+            line = self.replies.readline()
+        finally:
+            if line != "ready\n":
+                self.end()
+        if line != "ready\n":
             raise RuntimeError('math-verify does not start; python -c "import math_verify" says why')
-        return process
 
-    def _begin_anew_after_fork(self) -> None:
-        if os.getpid() == self._pid:
-            return
-        # Two processes on the same pipes would read each other's replies, and the lock may be held for ever.
-        if self._finalizer is not None:
-            self._finalizer.detach()
-            _of_parents.append(self._process)
-        self._pid, self._lock, self._process, self._finalizer = os.getpid(), threading.Lock(), None, None
+    def ask(self, request: str, timeout: float) -> tuple[str, bool]:
+        """The reply, empty when the process ended instead, and whether it was killed for taking too long."""
+        late, process = threading.Event(), self.process
 
-    def _stop(self) -> None:
-        if self._finalizer is not None:
-            self._finalizer()
-        self._process = None
+        def kill() -> None:  # without self, which the timer's thread would hold
+            late.set()
+            process.kill()
+
+        line = ""
+        timer = threading.Timer(timeout, kill)
+        timer.start()
+        try:
+            with contextlib.suppress(OSError):  # it has ended
+                self.requests.write(request)
+                self.requests.flush()
+                line = self.replies.readline()
+        finally:
+            timer.cancel()
+            if late.is_set() or not line:  # also after Ctrl-C: the reply must not become that to the next request
+                self.end()
+        return line, late.is_set()
 
 
 @functools.cache
@@ -214,7 +232,10 @@ def _boxed(value: str) -> str:
     return f"\\boxed{{{value.strip()}}}"
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def _end(process: subprocess.Popen[str], pid: int) -> None:
+    if os.getpid() != pid:  # a fork, of whose parent it is
+        _of_parents.append(process)
+        return
     process.kill()
     process.wait()
     for pipe in (process.stdin, process.stdout):

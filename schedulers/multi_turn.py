@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
 
 from openenv_client import ConfigurationError, OpenEnvError, RequestError, UsageError
+from schedulers.checks import as_dict, check_whole
 from schedulers.engines.base import ContextOverflowError, InferEngine, Tokenizer
 from schedulers.engines.policies import Policy
 from schedulers.episode import Episode, Turn
@@ -95,17 +96,16 @@ class RolloutScheduler:
         max_trajectory_tokens: int | None = None,
         extra_rewards: Mapping[str, Callable[[Episode], float]] | None = None,
     ) -> None:
-        for name, value in (("max_turns", max_turns), ("max_trajectory_tokens", max_trajectory_tokens)):
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1 (or None for no limit), not {value}")
+        check_whole("max_turns", max_turns, least=1, none="no limit")
+        check_whole("max_trajectory_tokens", max_trajectory_tokens, least=1, none="no limit")
         self.infer_engine = infer_engine
         self.max_turns = max_turns
         self.max_trajectory_tokens = max_trajectory_tokens
-        self.extra_rewards = dict(extra_rewards or {})
+        self.extra_rewards = as_dict("extra_rewards", extra_rewards)
         if "total_reward" in self.extra_rewards:
             raise ValueError("extra_rewards: 'total_reward' is the environment's; give yours another name")
         self._tokenizer = tokenizer
-        self._template_kwargs = template_kwargs
+        self._template_kwargs = as_dict("template_kwargs", template_kwargs)
         self._prompts: ChatPrompts | None = None
         self._episodes: dict[str, Episode] = {}
         self._warned: set[str] = set()

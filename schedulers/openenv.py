@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 
 from openenv_client import EnvironmentFailedError, OpenEnvWrapper, ServerFullError, StepResult
 from openenv_client.backoff import retry_delay
+from schedulers.checks import as_dict, check_seconds, check_whole
 from schedulers.engines.base import InferEngine
 from schedulers.episode import Episode
 from schedulers.gym import GYMScheduler, Start, Transition
@@ -90,12 +91,11 @@ class OpenEnvScheduler(GYMScheduler):
         env_settings: Mapping[str, Any] | None = None,
         **options: Unpack[SchedulerOptions],
     ) -> None:
-        for name, value in (("max_concurrent_envs", max_concurrent_envs), ("max_parse_failures", max_parse_failures)):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, not {value}")
-        if slot_timeout < 0:
-            raise ValueError(f"slot_timeout must be 0 (do not wait) or more seconds, not {slot_timeout}")
-        for name in _SET_ELSEWHERE.keys() & (env_settings or {}).keys():
+        check_whole("max_concurrent_envs", max_concurrent_envs, least=1)
+        check_whole("max_parse_failures", max_parse_failures, least=1)
+        check_seconds("slot_timeout", slot_timeout, or_zero=True)
+        settings = as_dict("env_settings", env_settings)
+        for name in _SET_ELSEWHERE.keys() & settings.keys():
             raise ValueError(f"{name} is no part of env_settings; set {_SET_ELSEWHERE[name]}")
         super().__init__(infer_engine, max_turns, **options)
         self.max_concurrent_envs = max_concurrent_envs
@@ -103,7 +103,7 @@ class OpenEnvScheduler(GYMScheduler):
         self.system_message = system_message
         self.max_parse_failures = max_parse_failures
         self.slot_timeout = slot_timeout
-        self.env_settings = dict(env_settings or {})
+        self.env_settings = settings
         self._bridge = _Bridge(max_concurrent_envs)
         self._make_wrapper({"base_url": base_url or "http://127.0.0.1"})  # bad settings are refused here, not later
 

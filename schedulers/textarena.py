@@ -7,19 +7,20 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from openenv_client import StepResult
+from schedulers.checks import as_dict, check_number
 from schedulers.engines.base import InferEngine
 from schedulers.episode import Episode
 from schedulers.gym import Start, Transition, fingerprint
 from schedulers.names import did_you_mean
 from schedulers.openenv import OpenEnvOptions, OpenEnvScheduler
+from schedulers.thinking import visible_text
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["TextArenaGame", "TextArenaScheduler", "visible_text"]
+__all__ = ["TextArenaGame", "TextArenaScheduler"]
 
 _BRACKETED = re.compile(r"\[[^\[\]\n]+\]")
-_THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
 
 
 class TextArenaGame:
@@ -118,13 +119,15 @@ class TextArenaScheduler(OpenEnvScheduler):
         options.setdefault("system_message", self.game_class.system_prompt)
         super().__init__(infer_engine, max_turns, **options)
         names = self.game_class.reward_names
-        for name in reward_weights or {}:
+        weights = as_dict("reward_weights", reward_weights)
+        for name, weight in weights.items():
             if name not in names:
                 hint = did_you_mean(name, names) or f"there are {', '.join(names)}"
                 raise ValueError(f"no reward component is called {name!r}; {hint}")
+            check_number(f"the weight of {name}", weight)
         for name in self.extra_rewards.keys() & set(names):
             raise ValueError(f"extra_rewards: the game has a reward {name!r} of its own; rename yours")
-        self.reward_weights = dict.fromkeys(names, 1.0) | dict(reward_weights or {})
+        self.reward_weights = dict.fromkeys(names, 1.0) | weights
 
     def new_game(self, observation: dict[str, Any]) -> TextArenaGame:
         """Make the game of a trajectory from its first observation."""
@@ -170,11 +173,3 @@ def observation_text(observation: Mapping[str, Any]) -> str:
     if not messages:
         return str(observation.get("prompt", ""))
     return "\n".join(str(message.get("content", "")) for message in messages if message.get("sender_id", -1) < 0)
-
-
-def visible_text(text: str) -> str:
-    """A completion without its thinking, also where only one of the two tags is there."""
-    # What follows the last end is set aside first: searched for ends, each of many beginnings there would cost a scan.
-    before, end, after = text.rpartition("</think>")
-    before = _THOUGHT.sub("", before + end).rpartition("</think>")[2]
-    return (before + after).partition("<think>")[0]

@@ -13,7 +13,7 @@ from schedulers.engines.base import InferEngine, Tokenizer
 from schedulers.episode import Episode
 from schedulers.maths import AccuracyFunction, math_grader
 from schedulers.multi_turn import MultiTurnScheduler, SchedulerOptions
-from schedulers.textarena import visible_text
+from schedulers.thinking import visible_text
 from schedulers.types import (
     ChatCompletionResponseChoice,
     Message,

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from schedulers.checks import check_number, check_whole
+
 __all__ = [
     "ChatCompletionResponse",
     "ChatCompletionResponseChoice",
@@ -127,8 +129,14 @@ class RequestConfig:
     logprobs: bool = True
 
     def __post_init__(self) -> None:
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise ValueError(f"max_tokens must be at least 1 (or None), not {self.max_tokens}")
+        check_whole("max_tokens", self.max_tokens, least=1, none="the room in the context")
+        check_number("temperature", self.temperature)
+        check_number("top_p", self.top_p)
+        check_whole("top_k", self.top_k)
+        check_whole("n", self.n)
+        check_whole("seed", self.seed, none="no seed")
+        if isinstance(self.stop, str):  # each of its characters would end a completion
+            raise TypeError(f"stop must be a tuple of texts, not a text; write ({self.stop!r},)")
         if self.temperature < 0:
             raise ValueError(f"temperature must be 0 (greedy) or more, not {self.temperature}")
         if not 0 < self.top_p <= 1:

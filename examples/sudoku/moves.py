@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from examples.sudoku.board import Move
-from schedulers.textarena import visible_text
+from schedulers.thinking import visible_text
 
 __all__ = ["ParsedMove", "parse_move"]
 

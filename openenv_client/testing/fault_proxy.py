@@ -18,6 +18,7 @@ from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 from websockets.http11 import Request, Response
 
+from openenv_client.checks import mapping, positive
 from openenv_client.protocol import is_loopback, websocket_url
 
 from .faults import FORGED, INSTEAD, Fault
@@ -65,9 +66,10 @@ class FaultProxy(LocalServer):
         struck: How often each fault has happened.
 
     Raises:
-        ConfigurationError: The address is none.
-        ValueError: The address has a query, a rate is below 0, those for one thing sum to more than 1, or one is for
-            ``refuse``, which cannot happen by chance.
+        TypeError: The faults are none, or rates are not for faults.
+        ConfigurationError: The address or a number is none, or a number is out of range.
+        ValueError: The address has a query, the rates for one thing sum to more than 1, or one is for ``refuse``, which
+            cannot happen by chance.
     """
 
     def __init__(
@@ -88,7 +90,7 @@ class FaultProxy(LocalServer):
                 f"upstream_base_url has the query {query!r}; put it behind the address that the client gets"
             )
         self._upstream = url.removesuffix("/ws")
-        self._rates = _checked(rates or {})
+        self._rates = _checked(mapping("rates", rates))
         self._seed = seed
         self._numbers = itertools.count(1)
         self._visits: Counter[str] = Counter()
@@ -303,9 +305,12 @@ async def _forward(source: Connection, forward: Callable[[str | bytes], Awaitabl
 def _checked(rates: Mapping[Fault, float]) -> dict[Fault, float]:
     sums: dict[str, float] = {}
     for fault, rate in rates.items():
+        if not isinstance(fault, Fault):
+            raise TypeError(f"rates has {fault!r:.100}; give a rate by Fault, such as {{Fault('drop', 'step'): 0.01}}")
+        positive(f"the rate of {fault}", rate, or_zero=True)
         if fault.kind == "refuse":
             raise ValueError("connections cannot be refused by chance; give the fault in faults or to inject()")
         sums[fault.on] = sums.get(fault.on, 0.0) + rate
-        if not 0 <= rate <= 1 or sums[fault.on] > 1 + 1e-9:
-            raise ValueError(f"the rates on {fault.on} must be 0 or more and sum to 1 at most; {fault} has {rate}")
+        if sums[fault.on] > 1 + 1e-9:
+            raise ValueError(f"the rates on {fault.on} must sum to 1 at most; {fault} has {rate}")
     return dict(rates)

@@ -20,6 +20,8 @@ from websockets.asyncio.connection import Connection
 from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.http11 import Request, Response
 
+from openenv_client.checks import whole
+
 from .faults import Fault
 from .frames import error_frame
 
@@ -42,8 +44,10 @@ class LocalServer(ABC):
     """
 
     def __init__(self, *, faults: Iterable[Fault], max_message_size: int) -> None:
-        self._faults = list(faults)
-        self._max_message_size = max_message_size
+        self._faults = [] if isinstance(faults, Fault) else list(faults)
+        if isinstance(faults, Fault) or not all(isinstance(fault, Fault) for fault in self._faults):
+            raise TypeError(f"faults is {faults!r:.100}; give a list such as [Fault('drop', 'step')]")
+        self._max_message_size = whole("max_message_size", max_message_size, least=1)
         self._port = 0
         self._counts: Counter[str] = Counter()
         # Guards what several threads use; notified whenever something arrives or ends.

@@ -15,6 +15,8 @@ from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
+from openenv_client.checks import whole
+
 from .faults import FORGED, INSTEAD, Fault
 from .frames import Received, error_frame, read_request
 from .local_server import LocalServer, cut
@@ -52,6 +54,10 @@ class MockEnvServer(LocalServer):
         applied: Those requests that the script has acted on.
         failures: What scripts have asserted in vain; raised when the ``with`` block ends, unless that ends by an error.
         peak_sessions: The most sessions that there were at a time.
+
+    Raises:
+        TypeError: The script or the faults are none.
+        ConfigurationError: A number is none, or out of range.
     """
 
     def __init__(
@@ -70,7 +76,7 @@ class MockEnvServer(LocalServer):
         self.applied: list[Received] = []
         self.failures: list[BaseException] = []
         self.peak_sessions = 0
-        self._capacity = capacity
+        self._capacity = None if capacity is None else whole("capacity", capacity, least=0)
         self._token = token
         self._path = path
         self._numbers = itertools.count(1)

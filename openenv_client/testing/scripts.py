@@ -23,6 +23,9 @@ such replies, usually a generator function, to which ``yield`` returns the next 
 
 _logger = logging.getLogger(__name__)
 
+_FIELDS = {"observation", "reward", "done", "metadata", "state"}
+_REMEDY = "reply({…}) for an observation, or a whole frame as str or bytes"
+
 
 def reply(
     observation: Mapping[str, Any],
@@ -32,7 +35,7 @@ def reply(
     metadata: Mapping[str, Any] | None = None,
     state: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """One reply of a script. A script may also hold any other dict: it is sent as it is, however wrong.
+    """One reply of a script. A script may also hold any dict with one of these fields: it is sent, however wrong.
 
     Args:
         observation: The observation.
@@ -57,14 +60,25 @@ def echo(reset_kwargs: dict[str, Any]) -> Generator[dict[str, Any], dict[str, An
 
 
 def check_script(script: Script) -> Script:
-    """Refuse what is no script, such as a generator, which could be played only once.
+    """Refuse what is no script, such as a generator, which could be played only once, or a list of bare observations.
 
     Raises:
-        TypeError: It is none.
+        TypeError: It is none, or one of its replies is none.
     """
-    if callable(script) or (isinstance(script, Sequence) and not isinstance(script, (str, bytes))):
+    if callable(script):
         return script
-    raise TypeError(f"the script is {script!r:.100}; give a list of replies or a function that gives them")
+    if not isinstance(script, Sequence) or isinstance(script, (str, bytes)):
+        raise TypeError(f"the script is {script!r:.100}; give a list of replies or a function that gives them")
+    for answer in script:
+        _check_reply(answer)
+        if isinstance(answer, str) and not answer.lstrip().startswith("{"):
+            raise TypeError(f"{answer!r:.100} is no frame; give {_REMEDY}, and broken frames by Fault('send', …)")
+    return script
+
+
+def _check_reply(answer: object) -> None:
+    if not isinstance(answer, (str, bytes)) and not (isinstance(answer, Mapping) and answer.keys() & _FIELDS):
+        raise TypeError(f"the script gave {answer!r:.100}; give {_REMEDY}")
 
 
 class Player:
@@ -149,10 +163,9 @@ class Player:
             answer = replies.send(action) if isinstance(replies, Generator) else next(replies)
         except StopIteration:
             raise LookupError(f"the script has no reply number {self._steps + 1}") from None
+        _check_reply(answer)
         if isinstance(answer, (str, bytes)):
             return answer
-        if not isinstance(answer, Mapping):
-            raise TypeError(f"the script gave {answer!r:.100}; give what reply() makes, or a frame as str or bytes")
         data = dict(answer)
         self._state = data.pop("state", self._state)
         return json.dumps({"type": "observation", "data": data})

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from openenv_client.checks import positive
 from openenv_client.protocol import websocket_url
 from openenv_client.session import Deadline, Session, SessionSettings
 
@@ -130,8 +131,9 @@ def record(
         timeout: Seconds for each answer.
 
     Raises:
-        ConfigurationError: The address is none.
+        ConfigurationError: The address is none, or ``timeout`` is not above 0.
     """
+    positive("timeout", timeout)
     url, settings = websocket_url(base_url), SessionSettings(headers=dict(headers or {}))
     writing = threading.Lock()
     Path(path).write_text("", encoding="utf-8")  # of two recordings of an episode the older one would be played

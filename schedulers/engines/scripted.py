@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
+from schedulers.checks import check_whole
 from schedulers.engines.base import Tokenizer
 from schedulers.types import (
     ChatCompletionResponse,
@@ -71,6 +72,13 @@ class ScriptedEngine:
     def __post_init__(self) -> None:
         if isinstance(self.script, str):
             raise TypeError(f"a script is a list of replies, one a turn, or a function; not the text {self.script!r}")
+        if not callable(self.script):
+            for reply in self.script:
+                if not isinstance(reply, (str, ChatCompletionResponseChoice, BaseException)):
+                    raise TypeError(
+                        f"a script's replies are texts, ChatCompletionResponseChoice or exceptions, not {reply!r:.100}"
+                    )
+        check_whole("max_model_len", self.max_model_len, least=1, none="no limit")
 
     async def infer_async(self, request: RolloutInferRequest, request_config: RequestConfig) -> ChatCompletionResponse:
         """Answer with the script's reply for the request's turn.

@@ -12,14 +12,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from schedulers.checks import check_whole
 from schedulers.engines.completions import prompt_of, response_of, token_limit, turn_seed
+from schedulers.extras import missing_extra
 from schedulers.types import ChatCompletionResponse, RequestConfig, RolloutInferRequest
 
 try:
     import torch
-    import transformers
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 except ImportError as error:
-    raise ImportError('TransformersEngine needs torch and transformers: pip install "openenv-client[train]"') from error
+    raise missing_extra("TransformersEngine needs torch and transformers", "train", "torch", "transformers") from error
 
 __all__ = ["TransformersEngine"]
 
@@ -66,12 +68,10 @@ class TransformersEngine:
         logprobs_mode: Literal["raw", "processed"] = "raw",
         max_model_len: int | None = None,
     ) -> None:
-        if max_batch_size < 1:
-            raise ValueError(f"max_batch_size must be at least 1, not {max_batch_size}")
+        check_whole("max_batch_size", max_batch_size, least=1)
+        check_whole("max_model_len", max_model_len, least=2, none="the model's own")
         if logprobs_mode not in ("raw", "processed"):
             raise ValueError(f"logprobs_mode must be 'raw' or 'processed', not {logprobs_mode!r}")
-        if max_model_len is not None and max_model_len < 2:
-            raise ValueError(f"max_model_len must be at least 2 (or None for the model's own), not {max_model_len}")
         config = model.config.get_text_config()
         self.model = model
         self.tokenizer = tokenizer
@@ -112,8 +112,8 @@ class TransformersEngine:
         """
         name = os.path.expanduser(model_name_or_path)
         try:
-            tokenizer = transformers.AutoTokenizer.from_pretrained(name)
-            model = transformers.AutoModelForCausalLM.from_pretrained(name, dtype=dtype)
+            tokenizer = AutoTokenizer.from_pretrained(name)
+            model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype)
         except (OSError, ValueError) as error:
             raise OSError(
                 f"cannot load a causal language model from {str(model_name_or_path)!r}. Pass the folder of a saved "
@@ -229,7 +229,7 @@ class TransformersEngine:
             self.model.generate(
                 input_ids=ids,
                 attention_mask=mask,
-                generation_config=transformers.GenerationConfig(
+                generation_config=GenerationConfig(
                     max_new_tokens=max(row.max_tokens for row in batch), do_sample=False, pad_token_id=pad_id
                 ),
                 logits_processor=[sampler],
@@ -373,7 +373,7 @@ def _sampling_mode(model: Any) -> Iterator[None]:
     configs = [owner.generation_config for owner in owners]
     model.eval()
     for owner in owners:
-        owner.generation_config = transformers.GenerationConfig()
+        owner.generation_config = GenerationConfig()
     try:
         yield
     finally:

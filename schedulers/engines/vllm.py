@@ -15,8 +15,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
+from schedulers.checks import check_seconds
 from schedulers.engines.completions import Prompt, prompt_of, response_of, token_limit, turn_seed
 from schedulers.engines.vllm_server import refuse_without_output_layer, saved_weights
+from schedulers.extras import missing_extra
 from schedulers.loop_thread import LoopThread
 from schedulers.types import ChatCompletionResponse, RequestConfig, RolloutInferRequest
 
@@ -29,7 +31,7 @@ try:
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.executor.uniproc_executor import UniProcExecutor
 except ImportError as error:
-    raise ImportError('VLLMEngine needs vLLM: pip install "openenv-client[vllm]"') from error
+    raise missing_extra("VLLMEngine needs vLLM", "vllm", "vllm", "torch", "transformers") from error
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -74,8 +76,7 @@ class VLLMEngine:
         request_timeout: float | None = None,
         weights_dir: str | Path | None = None,
     ) -> None:
-        if request_timeout is not None and not request_timeout > 0:
-            raise ValueError(f"request_timeout must be positive (or None for no limit), not {request_timeout}")
+        check_seconds("request_timeout", request_timeout, none="no limit")
         self.tokenizer = llm.get_tokenizer() if tokenizer is None else tokenizer
         self.request_timeout = request_timeout
         self._driver: _StepThread | _AsyncThread

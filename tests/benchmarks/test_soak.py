@@ -251,6 +251,18 @@ def test_a_difficulty_that_is_none_is_refused(invoke: Invoke) -> None:
     assert (code, "easy, medium, hard" in output) == (2, True)
 
 
+@pytest.mark.parametrize("blocked", ["a_file", "a_file/run"])
+def test_a_folder_that_cannot_be_written_is_refused_before_a_game_is_played(
+    invoke: Invoke, tmp_path: Path, blocked: str
+) -> None:
+    (tmp_path / "a_file").touch()
+    code, output, seen = invoke("--output", blocked)
+    assert (code, seen) == (2, [])
+    said = " ".join(output.replace("│", " ").split())
+    assert f"'--output': {blocked}: " in said
+    assert "; name another folder" in said
+
+
 def test_each_sort_of_event_meets_faults_at_the_rate_that_was_asked_for() -> None:
     rates, names = fault_rates(0.04)
     for event in ("connect", "reset", "step", "state"):

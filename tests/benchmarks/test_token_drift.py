@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from benchmarks import token_drift
 from benchmarks.token_drift import Drift, Recorder, Subject, measure, play, sampled_logprobs
@@ -105,6 +106,11 @@ def test_games_of_a_tokenizer_with_merges_drift_and_their_record_does_not() -> N
     assert drift.recorded_error < 1e-4
     assert drift.drifted_games > 2
     assert drift.largest_error > 0.1
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_a_game_is_played(tmp_path: Path) -> None:
+    with pytest.raises(typer.BadParameter, match=f"{tmp_path}: .*; name another file"):
+        token_drift.main(output=tmp_path)
 
 
 def test_the_command_prints_a_table_and_writes_its_figures(tmp_path: Path) -> None:

@@ -59,6 +59,8 @@ def test_slashes_and_a_final_ws_make_no_difference(base_url: str, url: str) -> N
         ("HTTP://H:1", "ws://H:1/ws"),
         ("host:8000", "ws://host:8000/ws"),
         ("localhost", "ws://localhost/ws"),
+        ("http:8000", "ws://http:8000/ws"),
+        ("ws/envs/sudoku", "ws://ws/envs/sudoku/ws"),
         (" ws://h:1 \n", "ws://h:1/ws"),
         ("http://[::1]:8000", "ws://[::1]:8000/ws"),
         ("http://user:pass@h", "ws://user:pass@h/ws"),
@@ -88,6 +90,8 @@ def test_only_the_scheme_changes(base_url: str, url: str) -> None:
             "http://%ff:x@h",
             "http://h/\x00",
             "http:/h:8000",
+            "http//h:8000",
+            "HTTPS//h",
         ],
         *[
             "http://a b",
@@ -144,6 +148,11 @@ def test_loopback_hosts_are_known(host: str) -> None:
 @pytest.mark.parametrize("host", ["localhost.example", "128.0.0.1", "10.0.0.1", "env.hf.space", "[2001:db8::1]"])
 def test_other_hosts_are_not_loopback(host: str) -> None:
     assert not protocol.is_loopback(f"ws://{host}/ws")
+
+
+def test_a_missing_colon_is_what_the_message_names() -> None:
+    with pytest.raises(ConfigurationError, match="'http//h' lacks a colon after the scheme"):
+        protocol.websocket_url("http//h")
 
 
 # Requests

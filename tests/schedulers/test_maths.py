@@ -11,12 +11,13 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schedulers.maths import MathGrader, final_answer, math_grader
+from schedulers.maths import MathGrader, _Child, final_answer, math_grader
 
 _ROOT = Path(__file__).parents[2]
 _ENDLESS = "\\boxed{9^{9^{9^9}}}"
@@ -27,6 +28,20 @@ def grader() -> Iterator[MathGrader]:
     grader = MathGrader(timeout=30)  # nothing here comes near it on a busy machine
     yield grader
     grader.close()
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[str]]:
+    """The child processes that a test starts."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def start(child: _Child) -> None:
+        start_child(child)
+        processes.append(child.process)
+
+    start_child = _Child.__init__
+    monkeypatch.setattr(_Child, "__init__", start)
+    return processes
 
 
 @pytest.mark.parametrize(
@@ -132,24 +147,70 @@ def test_unbalanced_braces_take_no_time() -> None:
 
 
 def test_an_answer_that_cannot_be_computed_is_wrong_and_the_next_one_is_graded(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, started: list[subprocess.Popen[str]]
 ) -> None:
     """Its process is killed, and it is not tried again."""
-
-    class Counting(MathGrader):
-        starts = 0
-
-        def _start(self) -> subprocess.Popen[str]:
-            self.starts += 1
-            return super()._start()
-
-    grader = Counting(timeout=1)
+    grader = MathGrader(timeout=1)
     assert grader([_ENDLESS, "\\boxed{5}", _ENDLESS, "\\boxed{5}"], ["5"] * 4) == [0.0, 1.0, 0.0, 1.0]
     assert [record.getMessage() for record in caplog.records] == [
         f"an answer counts as wrong, since comparing it took more than 1 s: {_ENDLESS!r}"
     ] * 2
-    assert grader.starts == 3
+    assert len(started) == 3
     grader.close()
+
+
+def test_an_answer_without_an_end_holds_up_no_other(
+    monkeypatch: pytest.MonkeyPatch, started: list[subprocess.Popen[str]]
+) -> None:
+    comparing: SimpleQueue[_Child] = SimpleQueue()
+
+    def ask(child: _Child, request: str, timeout: float) -> tuple[str, bool]:
+        if "9^" in request:
+            comparing.put(child)
+        return ask_child(child, request, timeout)
+
+    ask_child = _Child.ask
+    monkeypatch.setattr(_Child, "ask", ask)
+    grader = MathGrader(timeout=600, max_processes=2)
+    with ThreadPoolExecutor(1) as pool:
+        endless = pool.submit(grader, [_ENDLESS], ["5"])
+        child = comparing.get()
+        assert grader(["5"] * 3, ["5"] * 3) == [1.0] * 3
+        assert not endless.done()
+        child.process.kill()
+        comparing.get().process.kill()  # it is replaced once
+        assert endless.result() == [0.0]
+    grader.close()
+    assert len(started) == 3
+    assert all(process.returncode is not None for process in started)
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_there_are_as_many_processes_as_are_needed_and_no_more_than_the_limit(
+    limit: int, started: list[subprocess.Popen[str]]
+) -> None:
+    grader = MathGrader(timeout=30, max_processes=limit)
+    assert started == []
+    assert grader(["5"] * 5, ["5"] * 5) == [1.0] * 5
+    assert len(started) == 1
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(grader, [["5"]] * 32, [["5"]] * 32)) == [[1.0]] * 32
+    assert len(started) == limit
+    grader.close()
+
+
+def test_a_process_that_is_busy_when_the_grader_is_closed_ends_with_its_answer(
+    monkeypatch: pytest.MonkeyPatch, started: list[subprocess.Popen[str]]
+) -> None:
+    def close_and_ask(child: _Child, request: str, timeout: float) -> tuple[str, bool]:
+        grader.close()
+        return ask_child(child, request, timeout)
+
+    ask_child = _Child.ask
+    monkeypatch.setattr(_Child, "ask", close_and_ask)
+    grader = MathGrader(timeout=30)
+    assert grader(["5"], ["5"]) == [1.0]
+    assert started[0].returncode is not None
 
 
 def test_many_threads_may_grade(grader: MathGrader) -> None:
@@ -162,10 +223,9 @@ def test_many_threads_may_grade(grader: MathGrader) -> None:
 def test_a_process_that_died_is_replaced() -> None:
     grader = MathGrader(timeout=30)
     assert grader(["5"], ["5"]) == [1.0]
-    process = grader._process
-    assert process is not None
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+    [child] = grader._idle
+    os.kill(child.process.pid, signal.SIGKILL)
+    child.process.wait()
     assert grader(["5"], ["5"]) == [1.0]
     grader.close()
     grader.close()
@@ -181,7 +241,7 @@ def test_an_interrupt_does_not_shift_the_verdicts() -> None:
 
         grader = MathGrader(timeout=30)
         grader(["1"], ["1"])
-        requests = grader._process.stdin
+        requests = grader._idle[0].requests
 
         def flush_and_interrupt():
             del requests.flush
@@ -202,11 +262,10 @@ def test_no_process_is_left_behind() -> None:
     """The child ends with its grader, and with the program."""
     grader = MathGrader(timeout=30)
     grader(["5"], ["5"])
-    process = grader._process
-    assert process is not None
+    process = grader._idle[0].process
     del grader
     assert process.poll() is not None
-    code = "from schedulers.maths import math_grader as g; g()(['5'], ['5']); print(g()._process.pid)"
+    code = "from schedulers.maths import math_grader as g; g()(['5'], ['5']); print(g()._idle[0].process.pid)"
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], cwd=_ROOT, capture_output=True, text=True)
     assert done.stderr == ""
     with pytest.raises(ProcessLookupError):
@@ -227,7 +286,7 @@ def test_a_forked_process_has_one_of_its_own() -> None:
         if child == 0:
             sys.exit(verdicts != [wanted] * 20)
         failed = os.waitpid(child, 0)[1]
-        sys.exit(failed or verdicts != [wanted] * 20 or grader._process.poll() is not None)
+        sys.exit(failed or verdicts != [wanted] * 20 or grader._idle[0].process.poll() is not None)
     """
     done = subprocess.run([sys.executable, "-c", code], cwd=_ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
@@ -280,7 +339,7 @@ def test_as_many_solutions_as_answers(grader: MathGrader) -> None:
 
 @pytest.mark.parametrize("timeout", [0, -1, float("nan")])
 def test_timeout_must_be_above_zero(timeout: float) -> None:
-    with pytest.raises(ValueError, match="timeout must be above 0 seconds"):
+    with pytest.raises(ValueError, match=r"timeout must be (above 0 seconds|a number), not"):
         MathGrader(timeout=timeout)
 
 

@@ -11,7 +11,7 @@ from openenv_client import StepResult
 from openenv_client.testing import MockEnvServer, reply
 from schedulers import RolloutError, RolloutOutput, StopReason, TextArenaGame, TextArenaScheduler, multi_turns
 from schedulers.engines import ScriptedEngine
-from schedulers.textarena import observation_text, visible_text
+from schedulers.textarena import observation_text
 
 
 def news(*messages: str, prompt: str = "") -> dict[str, Any]:
@@ -43,27 +43,6 @@ def history(*messages: str) -> dict[str, Any]:
 )
 def test_text_of_an_observation(observation: dict[str, Any], text: str) -> None:
     assert observation_text(observation) == text
-
-
-@pytest.mark.parametrize(
-    ("text", "visible"),
-    [
-        ("a", "a"),
-        ("<think>x</think>a", "a"),
-        ("<think>x</think>a<think>y</think>b", "ab"),
-        ("x</think>a", "a"),
-        ("a<think>x", "a"),
-        ("<think>\nx\n</think>\n\na", "\n\na"),
-        ("<think>x", ""),
-        ("<think></think>", ""),
-        ("<think>" * 200_000, ""),
-        ("a" + "</think>" * 200_000 + "b" + "<think>" * 200_000, "b"),
-    ],
-    ids=lambda text: repr(text)[:30],
-)
-def test_thinking_is_not_visible(text: str, visible: str) -> None:
-    """P06: with both tags, one of them, nothing between them, or so many that anything but one scan takes hours."""
-    assert visible_text(text) == visible
 
 
 @pytest.mark.parametrize(

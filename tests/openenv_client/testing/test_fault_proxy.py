@@ -414,13 +414,21 @@ def test_the_same_seed_gives_a_path_the_same_faults_in_any_order(server: MockEnv
 @pytest.mark.parametrize(
     ("rates", "complaint"),
     [
-        ({Fault("drop", "step"): -0.1}, "must be 0 or more"),
+        ({Fault("drop", "step"): -0.1}, "-0.1. Give a finite number of 0 or more"),
+        ({Fault("drop", "step"): "often"}, "'often'. Give a finite number of 0 or more"),
+        ({Fault("drop", "step"): 1.5}, "sum to 1 at most"),
         ({Fault("drop", "step"): 0.6, Fault("drop_after", "step"): 0.6}, "sum to 1 at most"),
         ({Fault("refuse", "connect"): 0.1}, "cannot be refused by chance"),
     ],
 )
-def test_rates_that_are_none_are_refused(rates: dict[Fault, float], complaint: str) -> None:
+def test_rates_that_are_none_are_refused(rates: dict[Fault, Any], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
+        FaultProxy("http://127.0.0.1:1", rates=rates)
+
+
+def test_rates_are_by_fault() -> None:
+    rates: Any = {"drop": 0.1}
+    with pytest.raises(TypeError, match="rates has 'drop'; give a rate by Fault"):
         FaultProxy("http://127.0.0.1:1", rates=rates)
 
 

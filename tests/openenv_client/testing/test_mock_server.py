@@ -8,7 +8,14 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from openenv_client import ConnectError, EnvironmentFailedError, OpenEnvWrapper, ServerFullError, SessionLost
+from openenv_client import (
+    ConfigurationError,
+    ConnectError,
+    EnvironmentFailedError,
+    OpenEnvWrapper,
+    ServerFullError,
+    SessionLost,
+)
 from openenv_client.testing import Fault, MockEnvServer, Received, reply
 
 MakeWrapper = Callable[..., OpenEnvWrapper]
@@ -101,6 +108,19 @@ def test_a_server_with_a_capacity_refuses_the_session_above_it(make: MakeWrapper
         first.close()
         make(base_url=server.base_url).reset()
         assert server.peak_sessions == 1
+
+
+@pytest.mark.parametrize("option", [{"capacity": "2"}, {"capacity": -1}, {"max_message_size": 0.5}])
+def test_a_number_that_is_none_is_refused_at_once(option: dict[str, Any]) -> None:
+    [[name, value]] = option.items()
+    with pytest.raises(ConfigurationError, match=f"^{name} is {value!r}. Give a whole number of"):
+        MockEnvServer(**option)
+
+
+@pytest.mark.parametrize("faults", [["drop"], "drop", Fault("drop", "step")])
+def test_what_are_no_faults_is_refused_at_once(faults: Any) -> None:
+    with pytest.raises(TypeError, match=r"^faults is .*drop.*; give a list such as"):
+        MockEnvServer(faults=faults)
 
 
 @pytest.mark.parametrize("header", [None, "Bearer wrong", "Basic secret", "secret", "Bearer secret2", "Bearer s\u00e9"])

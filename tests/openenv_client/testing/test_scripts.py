@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
 
-from openenv_client import EnvironmentFailedError, OpenEnvWrapper, SessionLost
+from openenv_client import EnvironmentFailedError, OpenEnvWrapper, ProtocolError, SessionLost
 from openenv_client.testing import MockEnvServer, reply
 
 MakeWrapper = Callable[..., OpenEnvWrapper]
@@ -90,11 +91,11 @@ def test_a_text_is_sent_as_it_is(make: MakeWrapper, server: MockEnvServer) -> No
     assert env.step({}).observation == {"n": 2}
 
 
-@pytest.mark.parametrize("answer", [None, 3, reply({"x": object()})])
+@pytest.mark.parametrize("answer", [None, 3, {"board": "..."}, reply({"x": object()})])
 def test_an_answer_that_cannot_be_sent_is_an_error_of_the_environment(
     make: MakeWrapper, server: MockEnvServer, answer: Any
 ) -> None:
-    server.script = [answer]
+    server.script = lambda reset_kwargs: [answer]
     with pytest.raises(EnvironmentFailedError, match=r"the script gave|not JSON serializable"):
         make().reset()
 
@@ -105,6 +106,18 @@ def test_what_is_no_script_is_refused_at_once(server: MockEnvServer, script: Any
         server.script = script
     with pytest.raises(TypeError, match="give a list of replies or a function"):
         MockEnvServer(script)
+
+
+@pytest.mark.parametrize("answer", [{"board": "..."}, {}, "You are at the gate.", ("x", 0.0), None])
+def test_a_script_of_bare_observations_is_refused_at_once_with_the_remedy(server: MockEnvServer, answer: Any) -> None:
+    with pytest.raises(TypeError, match=re.escape(repr(answer)) + r".*; give reply\(\{…\}\) for an observation"):
+        server.script = [reply({}), answer]
+
+
+def test_a_wrong_reply_is_sent_if_it_has_a_field_of_one(make: MakeWrapper, server: MockEnvServer) -> None:
+    server.script = [{"observation": "not an object"}]
+    with pytest.raises(ProtocolError, match="has the observation 'not an object'"):
+        make().reset()
 
 
 def test_a_generator_is_closed_when_its_episode_ends(make: MakeWrapper, server: MockEnvServer) -> None:

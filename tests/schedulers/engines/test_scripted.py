@@ -92,6 +92,12 @@ async def test_a_turn_beyond_the_script_is_an_error_that_says_so() -> None:
         await say(ScriptedEngine(["one"]), "one")
 
 
+@pytest.mark.parametrize("reply", [{"content": "one"}, None, 3])
+def test_a_reply_of_a_wrong_type_is_refused_at_once(reply: Any) -> None:
+    with pytest.raises(TypeError, match=f"a script's replies are texts, .*, not {reply!r}"):
+        ScriptedEngine(["one", reply])
+
+
 def test_a_single_text_is_not_taken_for_a_script() -> None:
     with pytest.raises(TypeError, match="not the text 'one'"):
         ScriptedEngine("one")
