@@ -10,11 +10,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from openenv_client.backoff import retry_delay
+from schedulers.extras import missing_extra
 
 try:
     import httpx2
 except ImportError as error:
-    raise ImportError('OpenAIEngine needs httpx2: pip install "openenv-client[openai]"') from error
+    raise missing_extra("OpenAIEngine needs httpx2", "openai", "httpx2") from error
 
 __all__ = ["JsonClient", "ServerError", "ServerTimeoutError"]
 

@@ -8,9 +8,9 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import urlsplit
 
-from openenv_client.protocol import without_secrets
+from schedulers.checks import as_dict, check_seconds, check_whole
+from schedulers.engines.addresses import http_address
 from schedulers.engines.base import ContextOverflowError, Tokenizer
 from schedulers.engines.completions import Prompt, prompt_of, refuse_several, response_of, token_limit, turn_seed
 from schedulers.engines.json_http import JsonClient, ServerError
@@ -41,8 +41,9 @@ class OpenAIEngine:
     * **Without one** any server of chat completions will do, also of a hosted model. Messages go out and text comes
       back; ``token_ids`` and ``logprobs`` are None, since no such server tells ids.
 
-    Sampling defaults of the server do not apply; only the ``RequestConfig`` decides how to sample. A seed makes a
-    completion as repeatable as the server makes it.
+    With a tokenizer only the ``RequestConfig`` decides how to sample; without one the server may have defaults for what
+    OpenAI's interface does not know (vLLM: ``min_p``, ``repetition_penalty``), which ``extra_body`` can set. A seed
+    makes a completion as repeatable as the server makes it.
 
     Requests are sent from a thread of the engine's own, so any number of event loops, one after the other or at once,
     can use it. Failures that are safe to repeat are repeated: the server was not reached, the connection broke, or it
@@ -88,25 +89,20 @@ class OpenAIEngine:
         max_tokens_name: str = "max_tokens",
         extra_body: Mapping[str, Any] | None = None,
     ) -> None:
-        for name, seconds in (("request_timeout", request_timeout), ("total_timeout", total_timeout)):
-            if not seconds > 0:
-                raise ValueError(f"{name} must be a positive number of seconds, not {seconds}")
-        limits = (
-            ("max_concurrency", max_concurrency, 1),
-            ("max_retries", max_retries, 0),
-            ("retry_delay", retry_delay, 0),
-        )
-        for name, value, least in limits:
-            if value < least:
-                raise ValueError(f"{name} must be at least {least}, not {value}")
+        check_whole("max_model_len", max_model_len, least=2, none="the server's")
+        check_whole("max_concurrency", max_concurrency, least=1)
+        check_whole("max_retries", max_retries, least=0)
+        check_seconds("request_timeout", request_timeout)
+        check_seconds("total_timeout", total_timeout)
+        check_seconds("retry_delay", retry_delay, or_zero=True)
         self.tokenizer = tokenizer
         self.model = model
         self.max_model_len = max_model_len
         self.max_tokens_name = max_tokens_name
-        self.extra_body = dict(extra_body or {})
+        self.extra_body = as_dict("extra_body", extra_body)
         self._knows_context = max_model_len is not None
         self._client = JsonClient(
-            _checked_url(base_url),
+            http_address(base_url),
             api_key=_checked_key(api_key, api_key_variable),
             max_concurrency=max_concurrency,
             request_timeout=request_timeout,
@@ -296,8 +292,8 @@ def _tokens(choice: dict[str, Any], prompt: Prompt, *, wants_logprobs: bool) -> 
     ids = choice.get("token_ids")
     if ids is None:
         raise ValueError(
-            "there are no token_ids: this is no vLLM server that knows return_token_ids; leave out the tokenizer to "
-            "work on text alone"
+            "there are no token_ids: this is no vLLM server that knows return_token_ids, which exact tokens need; "
+            "without a tokenizer the engine takes text from any server"
         )
     if not all(type(token) is int for token in ids):
         raise ValueError("token_ids are no whole numbers")
@@ -316,16 +312,6 @@ def _text(choice: dict[str, Any]) -> str:
     if content is not None and not isinstance(content, str):
         raise ValueError("the content is no text")
     return content or ""  # None: it was cut while it was thinking
-
-
-def _checked_url(base_url: str) -> str:
-    parts = urlsplit(base_url.strip())
-    if parts.username is not None or parts.query or parts.fragment:
-        raise ValueError("base_url must have no user name, password, query or fragment; a key goes into api_key")
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        shown = without_secrets(base_url)
-        raise ValueError(f"base_url must be an address such as http://127.0.0.1:8000/v1, not {shown!r}")
-    return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/') or '/v1'}"
 
 
 def _checked_key(key: str | None, variable: str | None) -> str | None:

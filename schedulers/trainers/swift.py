@@ -25,6 +25,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from schedulers.episode import Episode
+from schedulers.extras import missing_extra
 from schedulers.gym import Env, GYMScheduler, envs
 from schedulers.loop_thread import LoopThread
 from schedulers.multi_turn import RolloutError, RolloutScheduler
@@ -46,7 +47,7 @@ try:
     from swift.rollout.multi_turn import MultiTurnScheduler as SwiftMultiTurnScheduler
     from swift.rollout.multi_turn import multi_turns as swift_multi_turns
 except ImportError as error:
-    raise ImportError('this adapter needs ms-swift: pip install "openenv-client[swift]"') from error
+    raise missing_extra("this adapter needs ms-swift", "swift", "swift") from error
 
 __all__ = ["EnvironmentReward", "SwiftScheduler", "register"]
 

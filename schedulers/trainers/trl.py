@@ -29,8 +29,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
+from schedulers.checks import check_whole
 from schedulers.engines.base import InferEngine
+from schedulers.extras import missing_extra
 from schedulers.loop_thread import LoopThread
+from schedulers.rows import read_rows
 from schedulers.types import RequestConfig, RolloutInferRequest, RolloutOutput, StopReason
 
 try:
@@ -40,7 +43,7 @@ try:
 
     from schedulers.engines.transformers import TransformersEngine
 except ImportError as error:
-    raise ImportError('TRLRollout needs TRL: pip install "openenv-client[train]"') from error
+    raise missing_extra("TRLRollout needs TRL", "train", "trl", "datasets", "accelerate", "transformers") from error
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # in typing from Python 3.11 on
@@ -50,7 +53,6 @@ __all__ = [
     "RewardFunction",
     "Scheduler",
     "TRLRollout",
-    "read_rows",
     "reward_functions",
     "trl_dataset",
 ]
@@ -103,7 +105,8 @@ class TRLRollout:
             (``GRPOConfig.use_vllm``). By default the engine's own ``load_weights``, if it has one.
         max_attempts: A batch without one scored trajectory is played again, so often in all, before training stops: it
             could teach nothing, and yet an optimizer with momentum would move the weights.
-        on_batch: Called for each batch with its outputs and the trainer's step, for instance to record them.
+        on_batch: Called for each batch with its rows, the output of each and the trainer's step, for instance to record
+            them.
 
     Raises:
         ValueError: A number is below 1.
@@ -118,11 +121,10 @@ class TRLRollout:
         make_engine: Callable[[Any], InferEngine] | None = None,
         load_weights: Callable[[Mapping[str, Any]], None] | None = None,
         max_attempts: int = 3,
-        on_batch: Callable[[list[RolloutOutput], int], None] | None = None,
+        on_batch: Callable[[list[dict[str, Any]], list[RolloutOutput], int], None] | None = None,
     ) -> None:
-        for name, value in (("max_new_tokens", max_new_tokens), ("max_attempts", max_attempts)):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, not {value}")
+        check_whole("max_new_tokens", max_new_tokens, least=1)
+        check_whole("max_attempts", max_attempts, least=1)
         self.max_new_tokens = max_new_tokens
         self.stop = tuple(stop)
         self.max_attempts = max_attempts
@@ -160,7 +162,7 @@ class TRLRollout:
             self._update_engine(trainer)
             outputs = self._play(prompts, config, scheduler, loop)
         if self._on_batch is not None:
-            self._on_batch(outputs, trainer.state.global_step)
+            self._on_batch([_row(prompt) for prompt in prompts], outputs, trainer.state.global_step)
         if not _any_scored(outputs):
             raise NoScoredRolloutError(
                 f"a batch had no trajectory with a reward in {self.max_attempts} attempts. Check that the environment "
@@ -448,10 +450,11 @@ def trl_dataset(
         functions.
 
     Raises:
-        ValueError: There are no rows, or a line of the file is not JSON.
+        OSError: The file cannot be read.
+        ValueError: There are no rows, or a line of the file is none; the message names it.
         TypeError: A row is not as described; the message names it.
     """
-    rows = list(read_rows(source) if isinstance(source, (str, Path)) else source)
+    rows = read_rows(source) if isinstance(source, (str, Path)) else list(source)
     if not rows:
         raise ValueError("the dataset has no rows")
     extra_columns = dict.fromkeys(key for row in rows for key in row if key not in _CONSUMED)
@@ -488,6 +491,12 @@ def _request(prompt: Any) -> RolloutInferRequest:
     return RolloutInferRequest(messages=[{"role": m["role"], "content": m["content"]} for m in prompt], data_dict=data)
 
 
+def _row(prompt: Any) -> dict[str, Any]:
+    """The dataset's row of a prompt."""
+    request = _request(prompt)
+    return {"messages": request.messages, **request.data_dict}
+
+
 def _is_message(value: Any) -> bool:
     return isinstance(value, Mapping) and {"role", "content"} <= value.keys()
 
@@ -501,25 +510,6 @@ def _name_of(prompt: Any) -> str:
     last = prompt[-1] if isinstance(prompt, list) else {}
     config = _request(prompt).data_dict.get("env_config")
     return f"row {last['row']}, env_config {config}" if "row" in last else f"the row with env_config {config}"
-
-
-def read_rows(path: str | Path) -> Iterator[dict[str, Any]]:
-    """The rows of a JSONL file.
-
-    Raises:
-        ValueError: A line is not JSON; names it.
-        TypeError: A line is not a row.
-    """
-    with Path(path).open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                try:
-                    row = json.loads(line)
-                except json.JSONDecodeError as error:
-                    raise ValueError(f"{path}, line {number} is not JSON: {error}") from error
-                if not isinstance(row, dict):
-                    raise TypeError(f"{path}, line {number} is not a JSON object")
-                yield row
 
 
 def _log_rollout(infos: Mapping[str, Any], log_metric: Callable[[str, float], None]) -> None:

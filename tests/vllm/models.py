@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from schedulers import RolloutOutput
 from schedulers.engines.vllm import VLLMEngine
 
 POLICY = Path(__file__).parents[2] / "examples" / "sudoku" / "policy"
@@ -46,3 +47,14 @@ def changed(model: Any, seed: int) -> Any:
         for weight in other.parameters():
             weight.add_(torch.randn_like(weight), alpha=0.02)
     return other.eval()
+
+
+def by_place(rollout_infos: list[Any], **_: Any) -> list[float]:
+    """Rewards that always differ, so that every step changes the weights."""
+    return [float(place) for place in range(len(rollout_infos))]
+
+
+def recorded(record: Mapping[str, Any]) -> RolloutOutput:
+    """What a forward pass can be compared with of a trajectory in a file."""
+    names = ("prompt_token_ids", "completion_token_ids", "completion_mask", "completion_logprobs")
+    return RolloutOutput(None, [], **{name: record[name] for name in names})

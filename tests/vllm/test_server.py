@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import sys
-import threading
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,51 +30,6 @@ def post(url: str, body: dict[str, Any]) -> Any:
         return json.loads(response.read())
 
 
-@pytest.fixture(scope="module")
-def server(bpe_policy: tuple[Path, Any, Any]) -> Iterator[str]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    arguments = [
-        "--model",
-        str(bpe_policy[0]),
-        "--served-model-name",
-        "policy",
-        "--dtype",
-        "float32",
-        "--enforce-eager",
-        "--no-enable-chunked-prefill",  # see VLLMEngine.from_pretrained
-    ]
-    arguments += ["--port", str(port), "--host", "127.0.0.1", "--kv-cache-memory-bytes", str(2**28)]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *arguments],
-        env={**os.environ, "VLLM_SERVER_DEV_MODE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    assert process.stdout is not None
-    with process.stdout as output:
-        try:
-            lines: list[str] = []
-            while not lines or "Application startup complete" not in lines[-1]:
-                lines.append(output.readline())
-                assert lines[-1], "the server did not start:\n" + "".join(lines[-40:])
-            drain = threading.Thread(target=output.read)  # so that the server never waits to be read
-            drain.start()
-            while not listens(port):  # it says that it is up a moment before it is
-                assert process.poll() is None, "the server stopped"
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            process.terminate()
-            process.wait(60)
-        drain.join()
-
-
-def listens(port: int) -> bool:
-    with socket.socket() as connection:
-        return connection.connect_ex(("127.0.0.1", port)) == 0
-
-
 def furthest(base_url: str, model: Any) -> float:
     """The largest difference between the server's log-probabilities and those of a forward pass."""
     choice = post(
@@ -94,12 +43,12 @@ def furthest(base_url: str, model: Any) -> float:
     return float(max(abs(a - b) for a, b in zip(choice["logprobs"]["token_logprobs"], expected, strict=True)))
 
 
-async def test_games_over_http_equal_a_forward_pass(server: str, bpe_policy: tuple[Path, Any, Any]) -> None:
+async def test_games_over_http_equal_a_forward_pass(vllm_server: str, bpe_policy: tuple[Path, Any, Any]) -> None:
     """Ids and mask exactly, log-probabilities to 1e-4; and a seed plays the same games again."""
     _, model, tokenizer = bpe_policy
     config = RequestConfig(max_tokens=16, seed=1)
     with MockEnvServer(seeded(3), capacity=64) as environment:
-        async with OpenAIEngine(server, "policy", tokenizer=tokenizer) as engine:
+        async with OpenAIEngine(vllm_server, "policy", tokenizer=tokenizer) as engine:
             recorder = Recorder(engine)
             outputs = await play(recorder, environment.base_url, 60, config)
             again = await play(engine, environment.base_url, 4, config)
@@ -111,33 +60,33 @@ async def test_games_over_http_equal_a_forward_pass(server: str, bpe_policy: tup
     assert [output.messages for output in again] == [output.messages for output in outputs[:4]]
 
 
-async def test_what_a_server_refuses_is_named(server: str, bpe_policy: tuple[Path, Any, Any]) -> None:
+async def test_what_a_server_refuses_is_named(vllm_server: str, bpe_policy: tuple[Path, Any, Any]) -> None:
     """By a real one: another model, a prompt that is too long, with ids and with messages."""
     tokenizer = bpe_policy[2]
     config = RequestConfig(max_tokens=4, stop=("]",), top_k=3, seed=1)
     long = RolloutInferRequest(messages=[{"role": "user", "content": "[1 2" * 9000}])
-    async with OpenAIEngine(server, "policy") as engine:
+    async with OpenAIEngine(vllm_server, "policy") as engine:
         response = await engine.infer_async(RolloutInferRequest(messages=[{"role": "user", "content": "hi"}]), config)
         assert response.choices[0].token_ids is None
         assert response.usage["completion_tokens"] > 0
         with pytest.raises(ContextOverflowError, match="maximum context length is 4096"):
             await engine.infer_async(long, config)
-    async with OpenAIEngine(server, "policy", tokenizer=tokenizer, max_model_len=10**6) as engine:
+    async with OpenAIEngine(vllm_server, "policy", tokenizer=tokenizer, max_model_len=10**6) as engine:
         with pytest.raises(ContextOverflowError, match="maximum context length is 4096"):
             await engine.infer_async(long, config)
     for options in ({}, {"tokenizer": tokenizer}):
-        async with OpenAIEngine(server, "policies", **options) as engine:
+        async with OpenAIEngine(vllm_server, "policies", **options) as engine:
             with pytest.raises(ServerError, match="serves no model 'policies'; it has policy"):
                 await engine.infer_async(long, config)
 
 
-def test_a_server_samples_with_the_weights_it_was_given(server: str, bpe_policy: tuple[Path, Any, Any]) -> None:
+def test_a_server_samples_with_the_weights_it_was_given(vllm_server: str, bpe_policy: tuple[Path, Any, Any]) -> None:
     """The model's output layer is its embedding; the server holds a copy of it."""
     model = bpe_policy[1]
-    assert furthest(server, model) < 1e-4
-    weights = VLLMServerWeights(server + "/v1")
+    assert furthest(vllm_server, model) < 1e-4
+    weights = VLLMServerWeights(vllm_server + "/v1")
     for seed in (1, 2):
         other = changed(model, seed)
         weights.load_weights(other.state_dict())
-        assert furthest(server, other) < 1e-4
-        assert furthest(server, model) > 1e-3
+        assert furthest(vllm_server, other) < 1e-4
+        assert furthest(vllm_server, model) > 1e-3

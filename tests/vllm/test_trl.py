@@ -18,7 +18,7 @@ from schedulers.trainers.trl import TRLRollout, trl_dataset
 from schedulers.types import RolloutOutput
 from tests.examples.sudoku.games import seeded
 from tests.schedulers.exactness import furthest_from_forward
-from tests.vllm.models import POLICY
+from tests.vllm.models import POLICY, by_place
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.* is deprecated:FutureWarning")
 
@@ -34,11 +34,6 @@ def server() -> Iterator[MockEnvServer]:
         yield server
 
 
-def by_place(rollout_infos: list[Any], **_: Any) -> list[float]:
-    """Rewards that always differ, so that every step changes the weights."""
-    return [float(place) for place in range(len(rollout_infos))]
-
-
 def differences(
     engine: VLLMEngine, model: Any, base_url: str, folder: Path, *, steps: int = 3, peft_config: Any = None
 ) -> tuple[list[float], list[float]]:
@@ -49,7 +44,7 @@ def differences(
     original.load_state_dict(model.state_dict())
     original.eval()
 
-    def compare(outputs: list[RolloutOutput], step: int) -> None:
+    def compare(rows: list[dict[str, Any]], outputs: list[RolloutOutput], step: int) -> None:
         training = trainer.model.training
         now.append(max(furthest_from_forward(trainer.model.eval(), output) for output in outputs))
         first.append(max(furthest_from_forward(original, output) for output in outputs))
