@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,23 +24,23 @@ class Example:
 
     Args:
         name: Of its folder, its dataset and, when it runs in this process, its environment.
-        scheduler: Makes the scheduler of an engine, a turn limit (None leaves it to the game) and keyword options.
+        scheduler: What plays it, under a name of its own in ``multi_turns``.
         policies: Players by name that see what a model sees; each can be the script of a ``ScriptedEngine``. There are
             at least ``random``, which plays any legal move, and ``solver``, which wins.
         env_id: What the environment server has to play; None when the environment lives in this process.
         reward_names: The components in ``rollout_infos["rewards"]``; none when there is only the total.
-        measures: Numbers in ``rollout_infos`` that are worth a mean, and what they are called in a table.
+        measures: Numbers in ``rollout_infos`` that tell how well it is played.
         difficulties: What the scheduler's option ``difficulty`` takes; none when it has no such option.
         model: A small policy that comes with the example.
         held_out_seed: The first seed for evaluation.
     """
 
     name: str
-    scheduler: Callable[..., RolloutScheduler]
+    scheduler: type[RolloutScheduler]
     policies: Mapping[str, Policy]
     env_id: str | None = None
     reward_names: tuple[str, ...] = ()
-    measures: Mapping[str, str] = field(default_factory=dict)
+    measures: tuple[str, ...] = ()
     difficulties: tuple[str, ...] = ()
     model: Path | None = None
     held_out_seed: int = HELD_OUT_SEED

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
 if not __package__:  # run as a script: make the checkout importable
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from examples.registry import EXAMPLES
-from examples.training import RUNS, Settings, choose_folder, console, run
-from schedulers.commands.names import WrongUse, pairs
+from examples.training import RUNS, Settings, choose_folder, run
+from schedulers.commands.ending import ending_well
+from schedulers.commands.names import pairs
 from schedulers.commands.servers import TOKEN_VARIABLE
 from schedulers.evaluation import HELD_OUT_SEED
 
@@ -44,14 +44,39 @@ def main(
     lora: Annotated[
         bool, typer.Option("--lora", help="Train a LoRA adapter, not all weights.", rich_help_panel="Model")
     ] = False,
+    lora_rank: Annotated[int, typer.Option(min=1, help="Rank of the adapter.", rich_help_panel="Model")] = 16,
     use_vllm: Annotated[
-        bool, typer.Option("--use-vllm", help="Sample the games of training with vLLM.", rich_help_panel="Model")
+        bool,
+        typer.Option(
+            "--use-vllm", help="Sample the games of training with vLLM, in this process.", rich_help_panel="Model"
+        ),
     ] = False,
     vllm: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="A field of vLLM's EngineArgs; repeatable.", rich_help_panel="Model"),
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="With --use-vllm: a field of its EngineArgs; repeatable.",
+            rich_help_panel="Model",
+        ),
     ] = None,
-    lora_rank: Annotated[int, typer.Option(min=1, help="Rank of the adapter.", rich_help_panel="Model")] = 16,
+    vllm_server: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Sample them from this vLLM server instead, started for this run, with the same model and "
+            "VLLM_SERVER_DEV_MODE=1.",
+            rich_help_panel="Model",
+        ),
+    ] = None,
+    vllm_weights_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder through which the server gets new weights, such as /dev/shm; a shared one if it is on another "
+            "machine.",
+            show_default="the one for temporary files",
+            rich_help_panel="Model",
+        ),
+    ] = None,
     base_url: Annotated[
         str | None,
         typer.Option(
@@ -110,15 +135,15 @@ def main(
         typer.Option(help="By default 5e-4; 1e-6 for other models, 1e-5 with --lora.", rich_help_panel="Training"),
     ] = None,
     beta: Annotated[float, typer.Option(min=0, help="Weight of the KL term.", rich_help_panel="Training")] = 0.0,
-    temperature: Annotated[float, typer.Option(min=0.01, help="Of sampling.", rich_help_panel="Training")] = 1.0,
+    temperature: Annotated[
+        float, typer.Option(min=0.01, metavar="X", help="Of sampling.", rich_help_panel="Training")
+    ] = 1.0,
     max_new_tokens: Annotated[
         int | None, typer.Option(min=1, help="Tokens a turn; by default 16 (128).", rich_help_panel="Training")
     ] = None,
     max_completion_length: Annotated[
         int,
-        typer.Option(
-            min=1, metavar="N", help="Tokens of a whole game after its first prompt.", rich_help_panel="Training"
-        ),
+        typer.Option(min=1, help="Tokens of a whole game after its first prompt.", rich_help_panel="Training"),
     ] = 8192,
     seed: Annotated[int, typer.Option(help="Of training.", rich_help_panel="Training")] = 0,
     reward_weight: Annotated[
@@ -172,10 +197,7 @@ def main(
     model = model or str(example.model)
     embedded = example.model is not None and Path(model).resolve() == example.model
     default_rate = 5e-4 if embedded else 1e-5 if lora else 1e-6
-    # Stopping it any way cleans up as Ctrl-C does, which asyncio turns into a cancellation while it runs.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-    try:
+    with ending_well():
         settings = Settings(
             game=game,
             model=model,
@@ -195,8 +217,10 @@ def main(
             max_new_tokens=max_new_tokens or (16 if embedded else 128),
             max_completion_length=max_completion_length,
             lora_rank=lora_rank if lora else None,
-            use_vllm=use_vllm,
+            use_vllm=use_vllm or vllm_server is not None,
             vllm=pairs("--vllm", vllm or ()),
+            vllm_server=vllm_server,
+            vllm_weights_dir=None if vllm_weights_dir is None else str(vllm_weights_dir),
             reward_weights=pairs("--reward-weight", reward_weight or ()),
             seed=seed,
             save_steps=save_steps,
@@ -205,15 +229,6 @@ def main(
             grpo=pairs("--grpo", grpo or ()),
         )
         run(settings, choose_folder(game, output_dir, resume=resume), resume=resume)
-    except WrongUse as error:
-        console.print("[bold red]error:[/]", escape(str(error)), highlight=False, soft_wrap=True)
-        raise typer.Exit(2) from None
-    except KeyboardInterrupt:
-        # All is cleaned up by now. An interrupt that hit the start of a thread, though, leaves one that Python does not
-        # know how to end, and a normal exit would wait for it for ever.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(130)
 
 
 if __name__ == "__main__":

@@ -19,10 +19,10 @@ from typing import Any
 
 from rich.console import Console
 
-from examples.evaluation import Summary, play, summarise
-from examples.example import Example
+from examples.example import BASE_URL, Example
 from examples.registry import EXAMPLES
-from examples.report import comparison_table, plot_rewards
+from examples.report import plot_rewards
+from examples.sampling import Sampler, sampler
 from openenv_client import ConnectError, OpenEnvError, OpenEnvWrapper, ServerFullError
 from schedulers import (
     EnvError,
@@ -32,21 +32,26 @@ from schedulers import (
     RolloutOutput,
     RolloutScheduler,
     TextArenaScheduler,
+    multi_turns,
 )
-from schedulers.commands.names import WrongUse
+from schedulers.commands.names import WrongUse, rows_named
 from schedulers.commands.servers import TOKEN_VARIABLE
+from schedulers.commands.tables import comparison_table
+from schedulers.engines.addresses import http_address
+from schedulers.evaluation import Game, compare, summarise
 from schedulers.names import did_you_mean
-from schedulers.recording import TrajectoryWriter, keep_trajectories
+from schedulers.recording import TrajectoryWriter, keep_trajectories, read_trajectories
+from schedulers.rows import without_address
 from server_scripts.guard import TokenError
 from server_scripts.launch import ServerProcess, ServerStartError
 
-__all__ = ["RUNS", "Settings", "choose_folder", "console", "environment", "run"]
+__all__ = ["RUNS", "Settings", "choose_folder", "environment", "run"]
 
 RUNS = Path("outputs")
 """Holds a folder for each game, and in it one for each run."""
 _METRICS = "metrics.json"
 _TRAJECTORIES = "trajectories.jsonl"
-_FREE_ON_RESUME = {"steps", "save_steps", "base_url", "max_concurrent_envs"}
+_FREE_ON_RESUME = {"steps", "save_steps", "base_url", "max_concurrent_envs", "vllm_server", "vllm_weights_dir"}
 console = Console()
 
 
@@ -74,6 +79,8 @@ class Settings:
     lora_rank: int | None
     use_vllm: bool
     vllm: dict[str, Any]
+    vllm_server: str | None
+    vllm_weights_dir: str | None
     reward_weights: dict[str, float]
     seed: int
     save_steps: int
@@ -91,6 +98,16 @@ class Settings:
         """Trajectories of one training step."""
         return self.prompts_per_step * self.num_generations
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """The keywords of the scheduler that have a part in how a game is played and scored."""
+        options: dict[str, Any] = {"max_trajectory_tokens": self.max_completion_length}
+        if self.example.env_id is not None:
+            options["reward_weights"] = self.reward_weights
+        if self.difficulty is not None:
+            options["difficulty"] = self.difficulty
+        return options
+
     def check(self) -> None:
         """Refuse what would only fail after minutes.
 
@@ -103,8 +120,7 @@ class Settings:
             raise WrongUse(f"--difficulty {self.difficulty}: those of {self.game} are {names}")
         if example.env_id is None and (self.base_url is not None or self.env_id is not None):
             raise WrongUse(f"{self.game} needs no server: leave --base-url and --env-id out")
-        if self.use_vllm and importlib.util.find_spec("vllm") is None:
-            raise WrongUse('--use-vllm: vLLM is not installed; pip install -e ".[vllm]" (docs/how-to/use-vllm.md)')
+        self._check_vllm()
         if not Path(self.dataset).is_file():
             raise WrongUse(
                 f"--dataset {self.dataset}: no such file; make one with examples/make_dataset.py {self.game}"
@@ -118,6 +134,25 @@ class Settings:
             if name not in example.reward_names or not isinstance(weight, (int, float)):
                 names = ", ".join(example.reward_names) or "none for this game"
                 raise WrongUse(f"--reward-weight {name}={weight}: names are {names}; values, numbers")
+
+    def _check_vllm(self) -> None:
+        in_process = self.use_vllm and self.vllm_server is None
+        if self.vllm and not in_process:
+            raise WrongUse(
+                f"--vllm {', '.join(self.vllm)}: it is for a vLLM in this process, which --use-vllm starts; a server "
+                "(--vllm-server) takes its options when it is started"
+            )
+        if in_process and importlib.util.find_spec("vllm") is None:
+            raise WrongUse('--use-vllm: vLLM is not installed; pip install -e ".[vllm]" (docs/how-to/use-vllm.md)')
+        if self.vllm_server is not None:
+            try:
+                http_address(self.vllm_server)
+            except ValueError as error:
+                raise WrongUse(f"--vllm-server: {error}") from error
+        if self.vllm_weights_dir is not None and self.vllm_server is None:
+            raise WrongUse("--vllm-weights-dir: it is for --vllm-server; leave it out")
+        if self.vllm_weights_dir is not None and not Path(self.vllm_weights_dir).is_dir():
+            raise WrongUse(f"--vllm-weights-dir {self.vllm_weights_dir}: there is no such folder; make it")
 
 
 def choose_folder(game: str, output_dir: Path | None, *, resume: bool) -> Path:
@@ -155,11 +190,11 @@ def run(settings: Settings, folder: Path, *, resume: bool = False) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise WrongUse(f"--output-dir {folder}: {error}") from error
-    with environment(settings) as base_url:
+    with environment(settings) as base_url, sampler(settings, model, tokenizer) as vllm:
         results = Results(folder, settings, resume=resume)
         try:
             with contextlib.closing(results):
-                _train_and_evaluate(config, base_url, rows, model, tokenizer, results)
+                _train_and_evaluate(config, base_url, rows, model, tokenizer, vllm, results)
         except BaseException:
             saved = " (--resume goes on from its last checkpoint)" if results.checkpoint else ""
             console.print(f"stopped; what there is so far is in {folder}{saved}", soft_wrap=True)
@@ -174,7 +209,13 @@ def _quiet() -> None:
 
 
 def _train_and_evaluate(
-    config: Any, base_url: str | None, rows: list[dict[str, Any]], model: Any, tokenizer: Any, results: Results
+    config: Any,
+    base_url: str | None,
+    rows: list[dict[str, Any]],
+    model: Any,
+    tokenizer: Any,
+    vllm: Sampler | None,
+    results: Results,
 ) -> None:
     from transformers import PrinterCallback
     from trl import GRPOTrainer
@@ -183,16 +224,13 @@ def _train_and_evaluate(
     from schedulers.trainers.trl import NoScoredRolloutError, TRLRollout, reward_functions, trl_dataset
 
     settings = results.settings
-    with contextlib.ExitStack() as stack:
-        vllm = stack.enter_context(_vllm(settings)) if settings.use_vllm else None
-        rollout = stack.enter_context(
-            TRLRollout(
-                lambda engine: make_scheduler(settings, engine),
-                max_new_tokens=settings.max_new_tokens,
-                make_engine=(lambda trainer: vllm) if vllm else None,
-                on_batch=results.add_batch,
-            )
-        )
+    with TRLRollout(
+        lambda engine: make_scheduler(settings, engine),
+        max_new_tokens=settings.max_new_tokens,
+        make_engine=(lambda trainer: vllm.engine) if vllm else None,
+        load_weights=vllm.load_weights if vllm else None,
+        on_batch=results.add_batch,
+    ) as rollout:
         trainer = GRPOTrainer(
             model=model,
             args=config,
@@ -221,58 +259,31 @@ def _train_and_evaluate(
             raise WrongUse(str(error)) from error
 
 
-def _vllm(settings: Settings) -> Any:
-    """VLLM with the model as it is on disk; ``TRLRollout`` keeps it in step with the trainer.
-
-    Raises:
-        WrongUse: It is not installed, or does not start.
-    """
-    import torch
-
-    # In this process, which starts in seconds and takes new weights without a file; read when vLLM is imported.
-    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    try:
-        from schedulers.engines.vllm import VLLMEngine
-    except ImportError as error:
-        raise WrongUse(f"--use-vllm: {error}") from error
-    # Beside the trainer on one device: its own defaults would take nearly all of the memory.
-    gpu = torch.cuda.is_available()
-    defaults = {"gpu_memory_utilization": 0.4} if gpu else {"enforce_eager": True, "kv_cache_memory_bytes": 2**30}
-    try:
-        return VLLMEngine.from_pretrained(
-            settings.model, dtype="auto" if gpu else "float32", options={**defaults, **settings.vllm}
-        )
-    except (OSError, TypeError, ValueError, RuntimeError) as error:
-        raise WrongUse(f"--use-vllm: vLLM does not start with {settings.model}: {error}") from error
-
-
 def _evaluate(phase: str, settings: Settings, base_url: str | None, engine: InferEngine, results: Results) -> None:
     """Play the held-out games, unless an interrupted run has done so."""
     if not settings.eval_games or phase in results.summaries:
         return
     console.print(f"{phase} training: {settings.eval_games} held-out games")
-    outputs = asyncio.run(_play_held_out(settings, base_url, engine))
+    seeds = range(settings.eval_seed, settings.eval_seed + settings.eval_games)
+    rows = [settings.example.row(seed, base_url=base_url or BASE_URL) for seed in seeds]
+    outputs = asyncio.run(_play(settings, rows, engine))
     if all(output.total_reward is None for output in outputs):
         raise WrongUse(f"no held-out game could be played; the first failed with {outputs[0].error}")
-    results.add_evaluation(phase, outputs)
+    results.add_evaluation(phase, rows, outputs)
 
 
-async def _play_held_out(settings: Settings, base_url: str | None, engine: InferEngine) -> list[RolloutOutput]:
-    seeds = range(settings.eval_seed, settings.eval_seed + settings.eval_games)
+async def _play(settings: Settings, rows: list[dict[str, Any]], engine: InferEngine) -> list[RolloutOutput]:
     config = RequestConfig(max_tokens=settings.max_new_tokens, temperature=settings.temperature)
     async with make_scheduler(settings, engine) as scheduler:
-        return await play(settings.example, scheduler, seeds, base_url=base_url, request_config=config)
+        return await scheduler.async_infer(rows, config)
 
 
 def make_scheduler(settings: Settings, engine: InferEngine) -> RolloutScheduler:
     """The scheduler for training and for evaluation."""
-    options: dict[str, Any] = {"max_trajectory_tokens": settings.max_completion_length}
+    options = settings.options
     if settings.example.env_id is not None:
-        options["reward_weights"] = settings.reward_weights
         options["max_concurrent_envs"] = settings.max_concurrent_envs
         options["env_settings"] = {"open_deadline": 30, "token": os.environ.get(TOKEN_VARIABLE)}
-    if settings.difficulty is not None:
-        options["difficulty"] = settings.difficulty
     return settings.example.scheduler(engine, settings.max_turns, **options)
 
 
@@ -282,12 +293,12 @@ def load_rows(settings: Settings) -> list[dict[str, Any]]:
     Raises:
         WrongUse: The file is no such dataset.
     """
-    from schedulers.trainers.trl import read_rows, trl_dataset
+    from schedulers.trainers.trl import trl_dataset
 
+    rows = rows_named(settings.dataset)
     try:
-        rows = list(read_rows(settings.dataset))
-        trl_dataset(rows)  # refuses rows that are none, before anything is played
-    except (TypeError, ValueError) as error:  # a file that is no text is a ValueError, too
+        trl_dataset(rows)  # refuses what TRL cannot take, before anything is played
+    except (TypeError, ValueError) as error:
         raise WrongUse(f"--dataset {settings.dataset}: {error}") from error
     return rows
 
@@ -509,22 +520,31 @@ class Results:
         """The step of the last checkpoint; 0 without one."""
         return max((int(path.name.rpartition("-")[2]) for path in self.folder.glob("checkpoint-*")), default=0)
 
-    def add_evaluation(self, phase: str, outputs: Sequence[RolloutOutput]) -> None:
+    def add_evaluation(self, phase: str, rows: Sequence[dict[str, Any]], outputs: Sequence[RolloutOutput]) -> None:
         """Keep the held-out games of ``before`` or ``after``."""
-        self._trajectories.write(outputs, phase=phase)
-        self.summaries[phase] = summarise(self.settings.example, outputs).as_dict()
+        self.summaries[phase] = self._add(rows, outputs, phase=phase)
         self._save()
         self._started = time.monotonic()
 
-    def add_batch(self, outputs: Sequence[RolloutOutput], step: int) -> None:
+    def add_batch(self, rows: Sequence[dict[str, Any]], outputs: Sequence[RolloutOutput], step: int) -> None:
         """Keep the games of a training step.
 
         Args:
-            outputs: The games.
+            rows: The games.
+            outputs: How they went.
             step: How many steps were finished before.
         """
-        self._trajectories.write(outputs, phase="train", step=step + 1)
-        self.steps.append({"step": step + 1, **summarise(self.settings.example, outputs).as_dict()})
+        self.steps.append({"step": step + 1, **self._add(rows, outputs, phase="train", step=step + 1)})
+
+    def _add(self, rows: Sequence[dict[str, Any]], outputs: Sequence[RolloutOutput], **labels: Any) -> dict[str, Any]:
+        """Write games with all that it takes to rescore them, and sum them up."""
+        scheduler = next(name for name, known in multi_turns.items() if known is self.settings.example.scheduler)
+        labels["played_by"] = {"scheduler": scheduler, "options": self.settings.options}
+        games: list[Game] = []
+        for number, (row, output) in enumerate(zip(rows, outputs, strict=True)):
+            records = self._trajectories.write([output], **labels, game=number, row=without_address(row))
+            games += map(Game.of, records)
+        return summarise(games).as_dict()
 
     def finish_step(self, step: int, logs: dict[str, Any]) -> None:
         """Add the trainer's numbers to a step, and say how it went."""
@@ -538,16 +558,17 @@ class Results:
         self._started = now
         self._save()
         entry = self.steps[-1]
-        if entry["total_reward"] is None:
+        if not entry["games"]:
             console.print(f"  step {step}/{self.settings.steps}  no game was scored; see the log above")
             return
         left = (self.settings.steps - step) * statistics.fmean(
             done["seconds"] for done in self.steps if "seconds" in done
         )
-        measures = "".join(f"  {name} {value:.1f}" for name, value in entry["measures"].items())
+        measures = "".join(f"  {name} {_value(entry, name):.1f}" for name in self.settings.example.measures)
         console.print(
-            f"  step {step}/{self.settings.steps}  reward {entry['total_reward']:6.2f}  solved {entry['solved']:4.0%}"
-            f"{measures}  {entry['seconds']:.0f} s" + (f", about {left:.0f} s left" if left else ""),
+            f"  step {step}/{self.settings.steps}  reward {_value(entry, 'total_reward'):6.2f}"
+            f"  solved {_value(entry, 'solved'):4.0%}{measures}  {entry['seconds']:.0f} s"
+            + (f", about {left:.0f} s left" if left else ""),
             highlight=False,
         )
 
@@ -555,19 +576,29 @@ class Results:
         """Print the table and where everything is."""
         plot = self.folder / "rewards.png"
         example = self.settings.example
-        series = {"total": [step["total_reward"] for step in self.steps]}
-        series |= {name: [step["rewards"][name] for step in self.steps] for name in example.reward_names}
+        names = {name: name for name in example.reward_names} | {"total": "total_reward"}
+        series = {title: [_value(step, name) for step in self.steps] for title, name in names.items()}
         plot_rewards([step["step"] for step in self.steps], series, plot)
-        if "before" in self.summaries:
-            before, after = (Summary(**self.summaries[phase]) for phase in ("before", "after"))
-            console.print(comparison_table(example, before, after))
+        differences = compare(self._games("before"), self._games("after"))
+        shown = ("solved", *example.measures, *names.values())
+        if differences := {name: differences[name] for name in shown if name in differences}:
+            console.print(comparison_table(differences, first="before", second="after"))
         for what, name in (("trajectories", _TRAJECTORIES), ("metrics", _METRICS), ("model", "model")):
             console.print(f"{what:13}{self.folder / name}", highlight=False, soft_wrap=True)
         console.print(f"{'plot':13}{plot}", highlight=False, soft_wrap=True)
         console.print(f"finished in {seconds:.0f} s", highlight=False)
+
+    def _games(self, phase: str) -> Iterator[Game]:
+        records = read_trajectories(self.folder / _TRAJECTORIES)
+        return (Game.of(record) for record in records if record["phase"] == phase)
 
     def _save(self) -> None:
         content = {"settings": asdict(self.settings), "evaluation": self.summaries, "steps": self.steps}
         temporary = self.folder / f"{_METRICS}.part"
         temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         temporary.replace(self.folder / _METRICS)
+
+
+def _value(entry: dict[str, Any], name: str) -> float:
+    """A share or a mean of a step; NaN where no game tells it."""
+    return float({**entry["shares"], **entry["means"]}.get(name, {}).get("value", math.nan))

@@ -8,12 +8,13 @@ import logging
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from schedulers.engines.base import InferEngine
+from schedulers.engines.policies import Policy
 from schedulers.episode import Episode
 from schedulers.multi_turn import EnvError, MultiTurnScheduler, SchedulerOptions
 from schedulers.names import did_you_mean
@@ -33,7 +34,12 @@ class Env(ABC):
 
     Args:
         env_config: The ``env_config`` column of the dataset's row.
+
+    Attributes:
+        policies: Players of it without a model by name, as a scheduler may have them.
     """
+
+    policies: ClassVar[Mapping[str, Policy]] = {}
 
     def __init__(self, env_config: dict[str, Any]) -> None:
         self.env_config = env_config

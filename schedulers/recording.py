@@ -54,15 +54,20 @@ class TrajectoryWriter:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = self.path.open("a", encoding="utf-8")
 
-    def write(self, outputs: Iterable[RolloutOutput], **labels: Any) -> None:
+    def write(self, outputs: Iterable[RolloutOutput], **labels: Any) -> list[dict[str, Any]]:
         """Append trajectories.
 
         Args:
             outputs: What ``async_infer`` returned.
             labels: Further fields of each line, such as ``step=3``.
+
+        Returns:
+            What was written.
         """
-        records = [{name: getattr(output, name) for name in _FIELDS} for output in outputs]
-        self.write_records({"versions": installed_versions(), **labels, **record} for record in records)
+        common = {"versions": installed_versions(), **labels}
+        records = [{**common, **{name: getattr(output, name) for name in _FIELDS}} for output in outputs]
+        self.write_records(records)
+        return records
 
     def write_records(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Append records as ``read_trajectories`` gives them, all at once."""

@@ -55,7 +55,8 @@ def rescore(record: Mapping[str, Any], make_scheduler: Callable[..., RolloutSche
     if output.total_reward is None:
         raise RescoreError(f"the scheduler failed: {output.error}") from output.exception
     replay.check_complete()
-    if record.get("start") is None and output.messages != record["messages"]:
+    # The conversation of a game that had no room for another turn goes on to what that would have read.
+    if record.get("start") is None and output.messages != record["messages"][: len(output.messages)]:
         raise RescoreError(
             "its environment showed something else this time; one that runs in this process can be played again only "
             "if the row determines all that happens"

@@ -119,8 +119,8 @@ def test_mock_the_server_with_pytest(tmp_path: Path) -> None:
     assert len(code.splitlines()) < 30
     (tmp_path / "test_my_scheduler.py").write_text(code)
     # A checkout that was not installed has no entry point; where there is one, it must do.
-    installed = any(point.value == "openenv_client.pytest_plugin" for point in entry_points(group="pytest11"))
-    plugin = [] if installed else ["-p", "openenv_client.pytest_plugin"]
+    installed = any(point.value == "pytest_openenv_client" for point in entry_points(group="pytest11"))
+    plugin = [] if installed else ["-p", "pytest_openenv_client"]
     options = ["-q", "-W", "error", "-p", "no:cacheprovider", "-p", "no:asyncio", "--rootdir", str(tmp_path), *plugin]
     command = [sys.executable, "-m", "pytest", *options, "test_my_scheduler.py"]
     done = subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)

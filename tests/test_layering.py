@@ -52,7 +52,7 @@ def test_the_client_needs_websockets_and_nothing_else() -> None:
     for path, names in imported_by("openenv_client").items():
         # typing_extensions is imported for the type checker only.
         others = names - set(sys.stdlib_module_names) - {"openenv_client", "typing_extensions"}
-        assert others <= ({"pytest"} if path.endswith("pytest_plugin.py") else {"websockets"}), path
+        assert others <= {"websockets"}, path
 
 
 @pytest.mark.parametrize("package", ["openenv_client", "openenv_client.testing", "schedulers"])

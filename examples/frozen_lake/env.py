@@ -8,9 +8,10 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from examples.frozen_lake.lake import DIRECTIONS, random_lake
+from examples.frozen_lake.policies import POLICIES
 from schedulers import Env, Messages, RolloutInferRequest, envs
 from schedulers.names import did_you_mean
-from schedulers.textarena import visible_text
+from schedulers.thinking import visible_text
 
 __all__ = ["NAME", "REMINDER", "SYSTEM_PROMPT", "FrozenLakeEnv", "LakeSettings", "parse_direction"]
 
@@ -100,6 +101,8 @@ class FrozenLakeEnv(Env):
     Raises:
         ValueError: A setting is wrong.
     """
+
+    policies = POLICIES
 
     def __init__(self, env_config: dict[str, Any]) -> None:
         super().__init__(env_config)

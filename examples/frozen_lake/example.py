@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from examples.example import Example
 from examples.frozen_lake.env import NAME
 from examples.frozen_lake.policies import POLICIES
@@ -12,4 +10,4 @@ from schedulers import GYMScheduler
 __all__ = ["EXAMPLE"]
 
 
-EXAMPLE = Example(name=NAME, scheduler=partial(GYMScheduler, gym_env=NAME), policies=POLICIES)
+EXAMPLE = Example(name=NAME, scheduler=GYMScheduler, policies=POLICIES)

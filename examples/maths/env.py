@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from examples.maths.policies import POLICIES
 from schedulers import Env, Messages, RolloutInferRequest, envs
 from schedulers.maths import math_grader
 from schedulers.names import did_you_mean
@@ -35,6 +36,8 @@ class MathEnv(Env):
         ImportError: math-verify is not installed.
         ValueError: A setting is missing, unknown or does not fit.
     """
+
+    policies = POLICIES
 
     def __init__(self, env_config: dict[str, Any]) -> None:
         super().__init__(env_config)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from functools import partial
 from typing import Any
 
 from examples.example import BASE_URL, Example
@@ -28,4 +27,4 @@ class MathsExample(Example):
         }
 
 
-EXAMPLE = MathsExample(name="maths", scheduler=partial(GYMScheduler, gym_env=NAME), policies=POLICIES)
+EXAMPLE = MathsExample(name="maths", scheduler=GYMScheduler, policies=POLICIES)

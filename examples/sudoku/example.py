@@ -19,7 +19,7 @@ EXAMPLE = Example(
     policies=POLICIES,
     env_id="Sudoku-v0-very-easy",
     reward_names=REWARD_NAMES,
-    measures={"accepted_moves": "accepted moves a game"},
+    measures=("accepted_moves",),
     difficulties=DIFFICULTIES,
     model=Path(__file__).with_name("policy"),
 )

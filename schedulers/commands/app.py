@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import signal
-import sys
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from functools import partial
@@ -15,8 +12,8 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 
+from schedulers.commands.ending import ending_well
 from schedulers.commands.evaluate import MODEL, Evaluation, Settings
 from schedulers.commands.names import (
     ENGINES,
@@ -48,6 +45,7 @@ _WIDE = {"max_content_width": 120}
 
 @app.command("eval", context_settings=_WIDE)
 def evaluate(
+    context: typer.Context,
     *,
     serve: Annotated[
         str | None,
@@ -99,7 +97,7 @@ def evaluate(
         str,
         typer.Option(
             metavar="NAME",
-            help=f"Who plays: {MODEL}, one of the scheduler's policies (Sudoku has random, hints, solver), "
+            help=f"Who plays: {MODEL}, one of the game's policies (Sudoku has random, hints, solver), "
             "module:function or path.py:function.",
             rich_help_panel="Player",
         ),
@@ -143,6 +141,10 @@ def evaluate(
     max_unscored: Annotated[
         int, typer.Option(min=0, help="So many games may fail before the exit code is 1.", rich_help_panel="Run")
     ] = 0,
+    compared: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option("--compare", metavar="A B", help="Play nothing, and do what the command compare does."),
+    ] = None,
 ) -> None:
     """Play games with a model or another player, and say how well it did.
 
@@ -152,7 +154,11 @@ def evaluate(
 
     Example: openenv-rollout eval --serve Sudoku-v0-very-easy --policy solver --games 20 --output results/solver
     """
-    with _ending_well():
+    with ending_well():
+        if compared is not None:
+            _refuse_others(context, "compared")
+            _compare(*compared)
+            return
         if resume and output is None:
             raise WrongUse("--resume: name the folder of the evaluation with --output")
         if serve is not None and base_url is not None:
@@ -209,29 +215,35 @@ def _run(evaluation: Evaluation, *, base_url: str | None, concurrency: int) -> i
 
 @app.command("compare", context_settings=_WIDE)
 def compare_(
-    first: Annotated[Path, typer.Argument(metavar="A", help="Folder or trajectories of an evaluation.")],
+    first: Annotated[Path, typer.Argument(metavar="A", help="Folder or file of an evaluation or a training run.")],
     second: Annotated[Path, typer.Argument(metavar="B", help="Another one of the same games.")],
 ) -> None:
     """Compare two evaluations game by game: games of the same seed are paired.
+
+    Of a training run, the held-out games after it count.
 
     The intervals are those of the difference: Agresti and Min's for shares, the normal one of paired differences else.
 
     Example: openenv-rollout compare results/before results/after
     """
-    with _ending_well():
-        one, other = _games(first), _games(second)
-        differences = compare(one, other)
-        if not differences:
-            raise WrongUse(f"{first} and {second} have no scored game in common; evaluate the same seeds in both")
-        Console().print(comparison_table(differences, first="A", second="B"))
-        pairs_ = max(difference.change.count for difference in differences.values())
-        for name, path, games in (("A", first, one), ("B", second, other)):
-            _say(f"{name}: {path}, {len(games)} games, {len(games) - pairs_} of them unscored or without a counterpart")
+    with ending_well():
+        _compare(first, second)
+
+
+def _compare(first: Path, second: Path) -> None:
+    one, other = _games(first), _games(second)
+    differences = compare(one, other)
+    if not differences:
+        raise WrongUse(f"{first} and {second} have no scored game in common; evaluate the same seeds in both")
+    Console().print(comparison_table(differences, first="A", second="B"))
+    pairs_ = max(difference.change.count for difference in differences.values())
+    for name, path, games in (("A", first, one), ("B", second, other)):
+        _say(f"{name}: {path}, {len(games)} games, {len(games) - pairs_} of them unscored or without a counterpart")
 
 
 @app.command("rescore", context_settings=_WIDE)
 def rescore_(
-    file: Annotated[Path, typer.Argument(help="Folder or trajectories of an evaluation.")],
+    file: Annotated[Path, typer.Argument(help="Folder or file of an evaluation or a training run.")],
     *,
     weights: Annotated[
         list[str] | None,
@@ -260,7 +272,7 @@ def rescore_(
 
     Example: openenv-rollout rescore results/solver --weights correct_reward=5
     """
-    with _ending_well():
+    with ending_well():
         path = trajectories_of(file)
         target = output or path.with_suffix(f".rescored{path.suffix}")
         if target.exists():
@@ -327,31 +339,20 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _games(path: Path) -> list[Game]:
-    return [Game.of(record) for record in _records(trajectories_of(path))]
+    """All games of an evaluation, and of a training run the held-out ones after it."""
+    records = _records(trajectories_of(path))
+    games = [Game.of(record) for record in records if record.get("phase", "after") == "after"]
+    if not games:
+        raise WrongUse(f"{path} has no game that could be compared; of a training run, those after the training count")
+    return games
 
 
-@contextlib.contextmanager
-def _ending_well() -> Iterator[None]:
-    """Wrong use is one line and exit code 2; an interruption, of any kind, is 130 after all is cleaned up."""
-    # asyncio turns these into a cancellation while it runs.
-    before = {
-        signal.SIGINT: signal.signal(signal.SIGINT, signal.default_int_handler),
-        signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT)),
-    }
-    try:
-        yield
-    except WrongUse as error:
-        Console(stderr=True).print("[bold red]error:[/]", escape(str(error)), highlight=False, soft_wrap=True)
-        raise typer.Exit(2) from None
-    except KeyboardInterrupt:
-        # An interrupt that hit the start of a thread leaves one that Python does not know how to end, and a normal exit
-        # would wait for it for ever.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(130)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _refuse_others(context: typer.Context, name: str) -> None:
+    """Refuse options that would have no effect beside this one."""
+    for param in context.command.params:
+        source = context.get_parameter_source(param.name or "")
+        if param.name != name and source is not None and source.name != "DEFAULT":
+            raise WrongUse(f"--compare plays nothing: leave {param.opts[0]} out")
 
 
 def _say(text: str, *, error: bool = False) -> None:

@@ -13,10 +13,19 @@ from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 from schedulers import InferEngine, OpenEnvScheduler, RequestConfig, RolloutInferRequest, RolloutScheduler
-from schedulers.commands.names import WrongUse, construct, engine_named, policy_named, scheduler_named
+from schedulers.commands.names import (
+    WrongUse,
+    construct,
+    engine_named,
+    policies_of,
+    policy_named,
+    rows_named,
+    scheduler_named,
+)
 from schedulers.commands.results import Results
 from schedulers.commands.servers import TOKEN_VARIABLE, environment_server
 from schedulers.recording import TrajectoryWriter
+from schedulers.rows import without_address
 
 __all__ = ["MODEL", "Evaluation", "Settings"]
 
@@ -91,10 +100,10 @@ class Evaluation:
         self.settings = settings
         self._scheduler_class = scheduler_named(settings.scheduler)
         self._on_server = issubclass(self._scheduler_class, OpenEnvScheduler)
-        rows, digest = (None, None) if settings.dataset is None else _read_rows(Path(settings.dataset))
+        rows = None if settings.dataset is None else rows_named(settings.dataset)
         plan = self._plan_of_seeds(games) if rows is None else self._plan_of_rows(rows[:games])
         self.total = len(plan)
-        self.results = Results(folder, {**asdict(settings), "dataset_digest": digest}, resume=resume)
+        self.results = Results(folder, {**asdict(settings), "dataset_digest": _digest(rows)}, resume=resume)
         if surplus := self.results.numbers - {planned.number for planned in plan}:
             raise WrongUse(f"--resume: {folder} holds {len(surplus)} games more than these {len(plan)}; raise --games")
         self._left = [planned for planned in plan if planned.number not in self.results.numbers]
@@ -160,14 +169,19 @@ class Evaluation:
         finally:
             results.save(complete=complete)
 
+    @property
+    def _env(self) -> str | None:
+        """Which environment of this process the scheduler plays, if it plays one."""
+        return self._left[0].row["env_config"].get("name") or self.settings.options.get("gym_env")
+
     def _make_engine(self) -> InferEngine:
         settings = self.settings
         if settings.policy != MODEL:
             if settings.model is not None:
                 raise WrongUse(f"--model is for --policy {MODEL}, not for {settings.policy}; leave one of them out")
-            return policy_named(settings.policy, self._scheduler_class)
+            return policy_named(settings.policy, self._scheduler_class, self._env)
         if settings.model is None:
-            others = ", ".join(self._scheduler_class.policies)
+            others = ", ".join(policies_of(self._scheduler_class, self._env))
             hint = f", or take another --policy: {others}" if others else ""
             raise WrongUse(f"--policy {MODEL} needs a model: name it with --model{hint}")
         return engine_named(settings.engine, settings.model, settings.engine_options)
@@ -193,29 +207,13 @@ class Evaluation:
     def _plan_of_rows(self, rows: list[dict[str, Any]]) -> list[_Planned]:
         plan = []
         for number, row in enumerate(rows):
-            # Where to play is said on the command line; a dataset's own address is of another time.
-            config = {key: value for key, value in (row.get("env_config") or {}).items() if key != "base_url"}
+            row = without_address(row)  # where to play is said on the command line
+            config = row["env_config"]
             seed = (config.get("reset_kwargs") or {}).get("seed", config.get("seed"))
-            plan.append(_Planned(number, seed, {**row, "env_config": config}))
+            plan.append(_Planned(number, seed, row))
         return plan
 
 
-def _read_rows(path: Path) -> tuple[list[dict[str, Any]], str]:
-    """The rows of a dataset, and a digest that tells whether it is the same later."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise WrongUse(f"--dataset {path}: {error.strerror}; paths start from {os.getcwd()}") from error
-    rows: list[dict[str, Any]] = []
-    for number, line in enumerate(content.splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-            RolloutInferRequest.from_row(row)
-        except (ValueError, TypeError) as error:
-            raise WrongUse(f"--dataset {path}, line {number}: {error}; each line must be a row as JSON") from error
-        rows.append(row)
-    if not rows:
-        raise WrongUse(f"--dataset {path}: it is empty; each line must be a row as JSON")
-    return rows, hashlib.sha256(content).hexdigest()[:16]
+def _digest(rows: list[dict[str, Any]] | None) -> str | None:
+    """Tells whether a dataset is the same later."""
+    return None if rows is None else hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]

@@ -9,15 +9,17 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-from schedulers import RolloutScheduler, multi_turns
+from schedulers import RolloutScheduler, envs, multi_turns
 from schedulers.engines.base import InferEngine
+from schedulers.engines.policies import Policy
 from schedulers.engines.scripted import Script, ScriptedEngine
 from schedulers.names import did_you_mean
+from schedulers.rows import read_rows
 
 __all__ = [
     "ENGINES",
@@ -26,7 +28,9 @@ __all__ = [
     "find",
     "in_checkout",
     "pairs",
+    "policies_of",
     "policy_named",
+    "rows_named",
     "scheduler_for",
     "scheduler_named",
 ]
@@ -75,11 +79,11 @@ def scheduler_named(name: str) -> type[RolloutScheduler]:
         WrongUse: There is none.
     """
     what = f"--scheduler {name}"
+    if in_checkout():
+        importlib.import_module(_EXAMPLES)  # they register their schedulers and environments
     if ":" in name:
         scheduler = find(name, what=what)
     else:
-        if in_checkout():
-            importlib.import_module(_EXAMPLES)  # they register their schedulers and environments
         if name not in multi_turns:
             hint = did_you_mean(name, multi_turns) or f"registered are {', '.join(sorted(multi_turns))}."
             raise WrongUse(f"{what}: {hint} One of your own is named as module:Class or path.py:Class")
@@ -99,13 +103,23 @@ def scheduler_for(env_id: str) -> str:
     return "textarena_scheduler"
 
 
-def policy_named(name: str, scheduler: type[RolloutScheduler]) -> InferEngine:
-    """A player without a model: one of the scheduler's ``policies``, or as `find` finds it.
+def policies_of(scheduler: type[RolloutScheduler], env: str | None = None) -> Mapping[str, Policy]:
+    """Players without a model by name.
+
+    Args:
+        scheduler: Has ``policies``.
+        env: The environment that it plays; one that is registered in ``envs`` has ``policies`` as well.
+    """
+    return {**scheduler.policies, **(envs[env].policies if env in envs else {})}
+
+
+def policy_named(name: str, scheduler: type[RolloutScheduler], env: str | None = None) -> InferEngine:
+    """A player without a model: one of `policies_of`, or as `find` finds it.
 
     Raises:
         WrongUse: There is none.
     """
-    policies = scheduler.policies
+    policies = policies_of(scheduler, env)
     if ":" in name:
         policy = find(name, what=f"--policy {name}")
         if not callable(policy):
@@ -148,11 +162,11 @@ def construct(make: Callable[..., Any], what: str, *args: Any, **options: Any) -
     """Call what the user has named, with the user's options.
 
     Raises:
-        WrongUse: It does not take them.
+        WrongUse: It does not take them, or does not start.
     """
     try:
         return make(*args, **options)
-    except (ImportError, OSError, TypeError, ValueError) as error:
+    except (ImportError, OSError, RuntimeError, TypeError, ValueError) as error:
         raise WrongUse(f"{what}: {_one_line(error)}") from error
 
 
@@ -173,6 +187,20 @@ def server_process() -> Any:
             "(python server_scripts/start_textarena_server.py there) and give its address with --base-url"
         )
     return importlib.import_module(_SERVER).ServerProcess
+
+
+def rows_named(dataset: str) -> list[dict[str, Any]]:
+    """The rows of the file that ``--dataset`` names.
+
+    Raises:
+        WrongUse: There is no such file, or it is none of rows.
+    """
+    try:
+        return read_rows(dataset)
+    except OSError as error:
+        raise WrongUse(f"--dataset {dataset}: {error.strerror}; paths start from {os.getcwd()}") from error
+    except ValueError as error:
+        raise WrongUse(f"--dataset {error}") from error
 
 
 def pairs(option: str, given: Iterable[str]) -> dict[str, Any]:

@@ -72,11 +72,7 @@ class Results:
 
     def add(self, writer: TrajectoryWriter, outputs: Sequence[RolloutOutput], **labels: Any) -> None:
         """Add what came of a game, with its labels ``game``, ``seed`` and so on."""
-        writer.write(outputs, **labels)
-        self.games += [
-            Game.of({**labels, "rollout_infos": o.rollout_infos, "response_loss_mask": o.response_loss_mask})
-            for o in outputs
-        ]
+        self.games += map(Game.of, writer.write(outputs, **labels))
 
     def save(self, *, complete: bool) -> None:
         """Write what the games come to; never half a file."""
@@ -132,17 +128,20 @@ def read_results(path: Path) -> dict[str, Any]:
 
 
 def trajectories_of(path: Path) -> Path:
-    """The trajectories of an evaluation that is named by its folder, by its results, or by the trajectories themselves.
+    """The trajectories of an evaluation or a training run.
+
+    Args:
+        path: Its folder, its results (a file of JSON in that folder), or the trajectories themselves.
 
     Raises:
         WrongUse: There are none.
     """
     if path.is_dir():
         path /= _TRAJECTORIES
-    elif path.name == _RESULTS:
+    elif path.suffix == ".json":
         path = path.with_name(_TRAJECTORIES)
     if not path.is_file():
-        raise WrongUse(f"{path}: no such file; name the folder of an evaluation, or a file of trajectories")
+        raise WrongUse(f"{path}: no such file; name the folder of an evaluation or a run, or a file of trajectories")
     return path
 
 

@@ -45,6 +45,9 @@ def test_options(tmp_path: Path) -> None:
     [
         (["sudoku", "--first-seed", "999999", "--count", "2"], "held out"),
         (["frozen_lake", "--base-url", "http://far:1"], "frozen_lake needs no server"),
+        (["sudoku", "--base-url", "ftp://far"], "'ftp://far' has a scheme other than http, https, ws, wss."),
+        (["sudoku", "--base-url", "http//far"], "for example http://127.0.0.1:8000."),
+        (["sudoku", "--base-url", ""], "'--base-url': base_url '' is not an address."),
         (["frozen_lake", "--count", "0"], "--count"),
         (["chess"], "chess"),
     ],
@@ -55,6 +58,12 @@ def test_refusals(arguments: list[str], message: str, tmp_path: Path) -> None:
     assert result.exit_code == 2
     assert message in " ".join(result.output.replace("│", " ").split())
     assert not (tmp_path / "x").exists()
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["sudoku", "--output", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "'--output': " in result.output
 
 
 @pytest.mark.parametrize("script", ["examples/make_dataset.py frozen_lake", "examples/sudoku/make_dataset.py"])

@@ -9,7 +9,8 @@ import pytest
 
 from examples.example import Example
 from examples.registry import EXAMPLES
-from schedulers import RolloutInferRequest, StopReason
+from schedulers import RolloutInferRequest, StopReason, multi_turns
+from schedulers.commands.names import policies_of
 from schedulers.engines import ScriptedEngine
 from server_scripts.launch import ServerProcess
 
@@ -59,11 +60,11 @@ async def test_random_player_plays_legal_moves_and_the_same_game_again(
 
 
 @GAMES
-def test_players_are_those_of_the_scheduler(example: Example) -> None:
-    """Of those games that have a scheduler of their own."""
+def test_players_are_found_by_name(example: Example) -> None:
+    """They are those of the scheduler, which has a name as well, or of its environment."""
     assert {"random", "solver"} <= set(example.policies)
-    own = getattr(example.scheduler, "policies", example.policies)
-    assert own == example.policies
+    assert policies_of(example.scheduler, example.row(0)["env_config"]["name"]) == example.policies
+    assert example.scheduler in multi_turns.values()
 
 
 @GAMES

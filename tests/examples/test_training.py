@@ -12,15 +12,20 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from PIL import Image
+from typer.testing import CliRunner
 
+from examples import train_grpo
 from examples.registry import EXAMPLES
 from examples.sudoku.make_dataset import DATASET
 from examples.sudoku.rewards import REWARD_NAMES
 from examples.training import Results, Settings, choose_folder, environment
 from schedulers import RolloutOutput
+from schedulers.commands.app import app
 from schedulers.commands.names import WrongUse
 from schedulers.recording import read_trajectories
 from server_scripts.launch import ServerProcess, count_sessions
@@ -48,6 +53,8 @@ SETTINGS = Settings(
     lora_rank=None,
     use_vllm=False,
     vllm={},
+    vllm_server=None,
+    vllm_weights_dir=None,
     reward_weights={},
     seed=0,
     save_steps=1,
@@ -81,7 +88,8 @@ def test_a_run_and_its_continuation(tmp_path: Path) -> None:
     first = train(*FEW, "--steps", "1", "--save-steps", "1", cwd=tmp_path)  # a checkpoint after each step
     assert first.returncode == 0, first.stdout + first.stderr
     (folder,) = (tmp_path / "outputs" / "sudoku").iterdir()
-    for label in ("solved", "accepted moves a game", *REWARD_NAMES):
+    assert "4 pairs of games" in first.stdout
+    for label in ("solved", "accepted_moves", *REWARD_NAMES, "total reward"):
         assert label in first.stdout
     for name in ("trajectories.jsonl", "metrics.json", "rewards.png", "model"):
         assert name in first.stdout
@@ -102,6 +110,17 @@ def test_a_run_and_its_continuation(tmp_path: Path) -> None:
         assert infos["total_reward"] == pytest.approx(sum(infos["step_rewards"]))
         assert len(record["completion_token_ids"]) == len(record["completion_mask"])
         assert sum(record["completion_mask"]) == sum(map(len, record["response_token_ids"]))
+    assert_rescored(folder)
+
+
+def assert_rescored(folder: Path) -> None:
+    """`openenv-rollout` needs no options to rescore a training run, and with unchanged code gives the same file."""
+    done = CliRunner().invoke(app, ["rescore", str(folder / "trajectories.jsonl")])
+    assert done.exit_code == 0, done.output
+    assert (folder / "trajectories.rescored.jsonl").read_bytes() == (folder / "trajectories.jsonl").read_bytes()
+    held_out = [record for record in read_trajectories(folder / "trajectories.jsonl") if record["phase"] == "after"]
+    done = CliRunner().invoke(app, ["eval", "--compare", str(folder), str(folder / "metrics.json")])
+    assert f"{len(held_out)} pairs of games" in done.output
 
 
 @pytest.mark.parametrize("game", sorted(EXAMPLES.keys() - {"sudoku"}))
@@ -115,6 +134,7 @@ def test_every_game_is_trained_by_the_same_command(game: str, tmp_path: Path) ->
     metrics = json.loads((folder / "metrics.json").read_text())
     assert metrics["evaluation"]["after"]["games"] == 2
     assert metrics["steps"][0]["unscored"] == 0
+    assert_rescored(folder)
     assert (folder / "model" / "config.json").exists()
 
 
@@ -201,7 +221,7 @@ def test_a_wrong_option_is_refused(options: list[str], said: str, tmp_path: Path
         options = [option.replace("{unused}", str(unused.getsockname()[1])) for option in options]
         done = train(*options, cwd=tmp_path)
     assert done.returncode == 2, done.stdout + done.stderr
-    assert said in done.stdout
+    assert said in done.stderr
     assert "Traceback" not in done.stdout + done.stderr
     assert not list(tmp_path.rglob("metrics.json"))  # the command can be given again, corrected, as it is
 
@@ -210,7 +230,7 @@ def test_a_server_that_plays_something_else(environment_server: Callable[..., Se
     """A server of another game is found out before anything is trained."""
     server = environment_server(env_id="GuessTheNumber-v0", max_concurrent_envs=4)
     done = train("--base-url", server.base_url, cwd=tmp_path)
-    assert (done.returncode, "no Sudoku board" in done.stdout) == (2, True), done.stdout + done.stderr
+    assert (done.returncode, "no Sudoku board" in done.stderr) == (2, True), done.stdout + done.stderr
 
 
 def test_a_finished_run_is_not_overwritten(tmp_path: Path) -> None:
@@ -225,14 +245,14 @@ def test_a_batch_without_a_scored_game(tmp_path: Path, capsys: pytest.CaptureFix
     """Unscored games count in no mean, and their step says so."""
     lost = RolloutOutput(None, [], rollout_infos={"total_reward": None, "stop_reason": "env_lost", "num_turns": 0})
     results = Results(tmp_path, SETTINGS)
-    results.add_evaluation("before", [lost])
-    results.add_evaluation("after", [lost])
-    results.add_batch([lost, lost], 0)
+    results.add_evaluation("before", [{}], [lost])
+    results.add_evaluation("after", [{}], [lost])
+    results.add_batch([{}, {}], [lost, lost], 0)
     results.finish_step(1, {"loss": float("nan")})
     results.close()
     results.show(seconds=1.0)
     (step,) = json.loads((tmp_path / "metrics.json").read_text())["steps"]
-    assert (step["total_reward"], step["solved"], step["unscored"], step["trainer"]) == (None, None, 2, {})
+    assert (step["games"], step["means"], step["unscored"], step["trainer"]) == (0, {}, 2, {})
     assert "no game was scored" in capsys.readouterr().out
 
 
@@ -240,9 +260,9 @@ def test_a_run_is_resumed_with_its_own_options_only(tmp_path: Path) -> None:
     """What was done after the last checkpoint is dropped, and another model is refused by name."""
     played = RolloutOutput(None, [], rollout_infos={"total_reward": None, "stop_reason": "env_lost", "num_turns": 0})
     results = Results(tmp_path, SETTINGS)
-    results.add_evaluation("before", [played])
+    results.add_evaluation("before", [{}], [played])
     for step in (1, 2):
-        results.add_batch([played], step - 1)
+        results.add_batch([{}], [played], step - 1)
         results.finish_step(step, {"loss": 0.0})
     results.close()
     with (tmp_path / "trajectories.jsonl").open("a") as file:
@@ -261,6 +281,46 @@ def test_settings_are_checked_by_name() -> None:
     """A weight that is no number names the option."""
     with pytest.raises(WrongUse, match="--reward-weight correct_reward=x"):
         replace(SETTINGS, reward_weights={"correct_reward": "x"}).check()  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"vllm": {"dtype": "half"}}, "--vllm dtype: .* which --use-vllm starts"),
+        ({"vllm": {"dtype": "half"}, "use_vllm": True, "vllm_server": "http://a"}, "--vllm dtype: .* a server"),
+        ({"vllm_server": "127.0.0.1:8000"}, "--vllm-server: base_url must be an address such as"),
+        ({"vllm_server": "http://a:secret@b"}, "--vllm-server: base_url must have no user name"),
+        ({"vllm_weights_dir": "."}, "--vllm-weights-dir: it is for --vllm-server"),
+        ({"vllm_server": "http://a", "vllm_weights_dir": "nowhere"}, "--vllm-weights-dir nowhere: .* no such folder"),
+    ],
+)
+def test_options_of_vllm_that_cannot_be_are_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(WrongUse, match=said) as caught:
+        replace(SETTINGS, **changes).check()
+    assert "secret" not in str(caught.value)
+
+
+def test_a_vllm_server_that_is_not_there_is_said_before_anything_is_played(tmp_path: Path) -> None:
+    """With the command that starts one; and the run can be started again, as it is."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        options = ["--game", "frozen_lake", "--model", SETTINGS.model, "--output-dir", str(tmp_path)]
+        done = CliRunner().invoke(train_grpo.app, [*options, "--vllm-server", address])
+    assert done.exit_code == 2, done.output
+    assert f"{address}/v1/models cannot be reached" in done.output
+    assert "VLLM_SERVER_DEV_MODE=1 python -m vllm" in done.output
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", [train_grpo.app, app], ids=["train_grpo.py", "openenv-rollout"])
+def test_help_cuts_no_name_of_an_option(command: typer.Typer) -> None:
+    """In a terminal of the usual 80 columns."""
+    group = typer.main.get_command(command)
+    for name, one in getattr(group, "commands", {"": group}).items():
+        shown = CliRunner().invoke(command, [*name.split(), "--help"], env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"})
+        names = {option for parameter in one.params for option in parameter.opts if option.startswith("--")}
+        assert names <= set(shown.output.split()), name
 
 
 @pytest.mark.parametrize("token", ["", "short"])

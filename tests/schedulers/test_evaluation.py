@@ -116,6 +116,7 @@ def test_game_has_what_its_record_says() -> None:
 
 
 def test_unscored_games_are_counted_and_left_out_of_the_means() -> None:
+    """A10: they are no defeats."""
     records = [record(1, reward=1.0, solved=True), record(2, reward=3.0), failed(3), failed(4, "ValueError: x: y")]
     summary = summarise(map(Game.of, records))
     assert (summary.games, summary.unscored) == (2, 2)

@@ -51,6 +51,6 @@ def test_import_needs_nothing_but_websockets() -> None:
 import sys
 sys.modules.update(dict.fromkeys({hidden!r}))
 import openenv_client, openenv_client.testing, schedulers, schedulers.engines, schedulers.recording
-import examples.sudoku.scheduler, examples.evaluation
+import examples.registry
 """
     subprocess.run([sys.executable, "-c", code], check=True, cwd=_ROOT)

@@ -15,7 +15,8 @@ from examples.sudoku.moves import parse_move
 from examples.sudoku.scheduler import SudokuScheduler
 from openenv_client.protocol import encode_step
 from schedulers.openenv import OpenEnvScheduler
-from schedulers.textarena import TextArenaScheduler, visible_text
+from schedulers.textarena import TextArenaScheduler
+from schedulers.thinking import visible_text
 
 any_text = st.text(st.characters())  # half characters as well
 json_texts = st.recursive(

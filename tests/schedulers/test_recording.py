@@ -51,7 +51,8 @@ def test_what_was_written_is_read_again(tmp_path: Path) -> None:
     """Everything of a trajectory but the engine's answer and the exception, the labels of the call, and versions."""
     path = tmp_path / "new" / "trajectories.jsonl"
     with TrajectoryWriter(path) as writer:
-        writer.write([output(), output(total_reward=None)], step=3, split="train")
+        returned = writer.write([output(), output(total_reward=None)], step=3, split="train")
+    assert [(record["step"], record["rollout_infos"]["total_reward"]) for record in returned] == [(3, 1.5), (3, None)]
     first, second = read_trajectories(path)
     written = output()
     for name in ("uuid", "messages", "response_token_ids", "response_loss_mask", "rollout_logprobs"):

@@ -249,6 +249,17 @@ class Other(FrozenLakeEnv):
         return f"Look!\n{observation}", info, system
 
 
+def test_game_that_ran_out_of_room_is_played_again(tmp_path: Path) -> None:
+    """Its record ends with an observation that no turn has read."""
+    rows = [{"env_config": {"name": "frozen_lake", "seed": 1}}]
+    walk = ["<action>up</action>"] * 20
+    make = lambda engine: GYMScheduler(engine, max_trajectory_tokens=400)  # noqa: E731
+    [record] = recorded(tmp_path, make, walk, rows, ChatTokenizer())
+    assert record["rollout_infos"]["stop_reason"] == "context"
+    assert record["messages"][-1]["role"] == "user"
+    assert rescore(record, make) == record
+
+
 def test_server_game_needs_the_servers_answers(tmp_path: Path) -> None:
     rows = [{"env_config": {"name": "frozen_lake", "seed": 1}}]
     [record] = recorded(tmp_path, GYMScheduler, ["<action>up</action>"] * 20, rows)

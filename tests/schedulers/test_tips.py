@@ -471,7 +471,7 @@ async def test_rounds_stand_in_the_place_of_their_request() -> None:
 async def test_thinking_in_the_datasets_answers_is_not_shown() -> None:
     earlier = {"role": "assistant", "content": "<think>hello?</think>Hello!"}
     request = RolloutInferRequest([{"role": "user", "content": "Hi"}, earlier, QUESTION], data_dict={"solution": "7"})
-    output = await one(thinking([None, RIGHT]), request)
+    output = await one(thinking(["", RIGHT]), request)
     assert [message["content"] for message in output.messages] == ["Hi", "Hello!", QUESTION["content"], RIGHT]
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from examples.frozen_lake.env import REMINDER, SYSTEM_PROMPT, FrozenLakeEnv, LakeSettings, parse_direction
+from examples.frozen_lake.env import NAME, REMINDER, SYSTEM_PROMPT, FrozenLakeEnv, LakeSettings, parse_direction
 from examples.frozen_lake.example import EXAMPLE
 from examples.frozen_lake.lake import DIRECTIONS
 from examples.frozen_lake.policies import perfect
@@ -22,7 +22,7 @@ WAY = ["right", "right", "down", "right", "down"]
 
 
 async def play(*answers: str, turn_limit: int | None = None, **env_config: Any) -> RolloutOutput:
-    scheduler = EXAMPLE.scheduler(ScriptedEngine(answers), turn_limit)
+    scheduler = GYMScheduler(ScriptedEngine(answers), turn_limit, gym_env=NAME)
     row = {"env_config": {"seed": SEED, **env_config}}
     [output] = await scheduler.async_infer([row])
     return output

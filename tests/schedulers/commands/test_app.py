@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,9 @@ from typer.testing import CliRunner, Result
 
 from openenv_client.testing import Fault, MockEnvServer
 from schedulers.commands.app import app
-from schedulers.recording import read_trajectories
+from schedulers.recording import TrajectoryWriter, keep_trajectories, read_trajectories
 from tests.examples.sudoku.games import seeded
+from tests.schedulers.engines.mock_openai import MockOpenAI, Reply, chat
 
 SUDOKU = "examples.sudoku.scheduler:SudokuScheduler"
 Run = Callable[..., Result]
@@ -130,12 +130,24 @@ def test_rows_of_a_dataset_are_played(run: Run, tmp_path: Path) -> None:
 
 def test_game_without_a_server_is_evaluated_the_same_way(tmp_path: Path) -> None:
     options = ["--scheduler", "gym_scheduler", "--option", "gym_env=frozen_lake", "--games", "4"]
-    policy = ["--policy", "examples.frozen_lake.policies:perfect"]
-    done = invoke("eval", *options, *policy, "--output", str(tmp_path / "out"))
+    for policy in ("examples.frozen_lake.policies:perfect", "solver"):
+        done = invoke("eval", *options, "--policy", policy, "--output", str(tmp_path / policy))
+        assert done.exit_code == 0, done.output
+        assert cell(done.output, "solved")[0] == "100.0%"
+    other = [*options, "--output", str(tmp_path / "no"), "--policy"]
+    assert_wrong(invoke("eval", *other, "solver", "--base-url", "http://127.0.0.1:1"), "plays without a server")
+    assert_wrong(invoke("eval", *other, "hints"), "--policy hints: GYMScheduler has random, solver; one of your own")
+    assert_wrong(invoke("eval", *other, "model"), "or take another --policy: random, solver")
+
+
+def test_rows_say_which_game_without_a_server_is_played(tmp_path: Path) -> None:
+    """A question is in its row, and nothing can be made of a seed alone."""
+    options = ["--scheduler", "gym_scheduler", "--policy", "solver", "--games", "3"]
+    done = invoke("eval", *options, "--dataset", "examples/maths/maths.jsonl", "--output", str(tmp_path / "out"))
     assert done.exit_code == 0, done.output
     assert cell(done.output, "solved")[0] == "100.0%"
-    refused = invoke("eval", *options, *policy, "--base-url", "http://127.0.0.1:1", "--output", str(tmp_path / "no"))
-    assert (refused.exit_code, "plays without a server" in refused.stderr) == (2, True)
+    done = invoke("rescore", str(tmp_path / "out"))
+    assert done.exit_code == 0, done.output
 
 
 def test_model_is_evaluated_with_its_tokens(run: Run, tmp_path: Path) -> None:
@@ -159,6 +171,23 @@ def test_sampling_is_repeatable(run: Run, tmp_path: Path) -> None:
 
 
 # -- failures and wrong use -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("drop", "ServerError: POST .* failed 2 times, .*; is the server running"),
+        ("hang", "ServerTimeoutError: POST .* no answer within request_timeout=0.3 s"),
+    ],
+)
+def test_model_server_that_dies_on_the_way_ends_the_command_with_its_error(run: Run, fault: str, said: str) -> None:
+    with MockOpenAI(chat("[1 1 1]"), Reply(fault=fault)) as models:
+        options = {"base_url": models.base_url, "max_retries": 1, "retry_delay": 0.001, "request_timeout": 0.3}
+        arguments = [part for name, value in options.items() for part in ("--engine-option", f"{name}={value}")]
+        done = run("--engine", "openai", "--model", "tiny", *arguments, policy="model", games=3)
+    assert done.exit_code == 1
+    assert cell(done.output, "errors (unscored)")[0] == "3"
+    assert re.search(f"first error: {said}", done.output), done.output
 
 
 def test_games_that_fail_are_counted_and_decide_the_exit_code(run: Run, server: MockEnvServer, tmp_path: Path) -> None:
@@ -283,7 +312,7 @@ def test_options_that_the_scheduler_does_not_take(run: Run, options: list[str], 
 
 def test_rows_that_are_none(run: Run, tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
-    for content, message in (("{}\nx\n", "line 2: "), ("[]\n", "line 1: "), ("\n", "it is empty")):
+    for content, message in (("{}\nx\n", "line 2: "), ("[]\n", "line 1: "), ("\n", "has no rows")):
         rows.write_text(content)
         assert_wrong(run("--dataset", str(rows)), message)
 
@@ -297,12 +326,6 @@ def test_options_of_a_wrong_kind_are_refused_by_name() -> None:
     done = invoke("eval", "--games", "0")
     assert done.exit_code == 2
     assert "--games" in done.stderr
-
-
-def test_handlers_of_signals_are_given_back(run: Run) -> None:
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    run(games=1)
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
 # -- compare ----------------------------------------------------------------------------------------
@@ -321,11 +344,42 @@ def test_compare_pairs_games_of_the_same_seed(run: Run, tmp_path: Path) -> None:
         assert "10 games, 2 of them unscored or without a counterpart" in done.output
 
 
+def test_evaluation_has_the_comparison_as_an_option(run: Run, tmp_path: Path) -> None:
+    """And says which other options would have no effect."""
+    run(games=4, output="a")
+    run("--max-turns", "2", games=4, output="b")
+    both = [str(tmp_path / "a" / "results.json"), str(tmp_path / "b")]
+    done = invoke("eval", "--compare", *both)
+    assert (done.exit_code, done.output) == (0, invoke("compare", *both).output)
+    assert "4 pairs of games" in done.output
+    done = invoke("eval", "--compare", *both, "--policy", "solver")
+    assert_wrong(done, "--compare plays nothing: leave --policy out")
+
+
+def test_of_a_training_run_the_games_after_it_are_compared(run: Run, tmp_path: Path) -> None:
+    """With those of another run, or of an evaluation of the same seeds."""
+    run(games=4, output="a")
+    records = list(read_trajectories(tmp_path / "a" / "trajectories.jsonl"))
+    worse = {**records[0]["rollout_infos"], "total_reward": 0.0}
+    phases = ("before", "train", "after")
+    (tmp_path / "run").mkdir()
+    with TrajectoryWriter(tmp_path / "run" / "trajectories.jsonl") as writer:
+        for phase in phases:
+            infos = {} if phase == "after" else {"rollout_infos": worse}
+            writer.write_records({**record, "phase": phase, **infos} for record in records)
+    done = invoke("compare", str(tmp_path / "run"), str(tmp_path / "a"))
+    assert "4 pairs of games" in done.output
+    assert cell(done.output, "total reward")[2] == "+0.000"
+    keep_trajectories(tmp_path / "run" / "trajectories.jsonl", lambda record: record["phase"] != "after")
+    done = invoke("compare", str(tmp_path / "a"), str(tmp_path / "run"))
+    assert_wrong(done, "of a training run, those after the training count")
+
+
 def test_compare_needs_games_in_common(run: Run, tmp_path: Path) -> None:
     run(output="a")
     run("--seed-start", "5", output="b")
     assert_wrong(invoke("compare", str(tmp_path / "a"), str(tmp_path / "b")), "evaluate the same seeds in both")
-    assert_wrong(invoke("compare", str(tmp_path / "a"), str(tmp_path / "c")), "no such file; name the folder of")
+    assert_wrong(invoke("compare", str(tmp_path / "a"), str(tmp_path / "c")), "no such file; name the folder")
 
 
 # -- rescore ----------------------------------------------------------------------------------------
@@ -421,6 +475,13 @@ def test_help_has_an_example(command: str) -> None:
     done = invoke(command, "--help")
     assert done.exit_code == 0
     assert f"Example: openenv-rollout {command}" in done.output
+
+
+@pytest.mark.parametrize("command", ["eval", "compare", "rescore"])
+def test_help_has_whole_names_on_a_narrow_terminal(command: str) -> None:
+    output = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "80"}).output
+    assert max(map(len, output.splitlines())) == 80
+    assert re.findall(r"--[a-z-]*…", output) == []
 
 
 def test_documentation_names_options_that_there_are() -> None:

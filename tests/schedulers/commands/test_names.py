@@ -19,7 +19,9 @@ from schedulers.commands.names import (
     engine_named,
     find,
     pairs,
+    policies_of,
     policy_named,
+    rows_named,
     scheduler_for,
     scheduler_named,
 )
@@ -134,6 +136,22 @@ def test_policy_that_is_not_there(game: str) -> None:
         policy_named(f"{game}:plain", SudokuScheduler)
 
 
+def test_environment_in_this_process_brings_its_players() -> None:
+    """In a checkout those of the examples are known once a scheduler was looked up, under whatever name."""
+    scheduler = scheduler_named("schedulers:GYMScheduler")
+    assert set(policies_of(scheduler, "frozen_lake")) == set(policies_of(scheduler, "math")) == {"random", "solver"}
+    assert policies_of(scheduler, "no_such_lake") == policies_of(scheduler, None) == {}
+    assert isinstance(policy_named("solver", scheduler, "frozen_lake"), ScriptedEngine)
+
+
+def test_rows_that_are_not_there(tmp_path: Path) -> None:
+    with pytest.raises(WrongUse, match=r"^--dataset none\.jsonl: No such file or directory; paths start from /"):
+        rows_named("none.jsonl")
+    (tmp_path / "rows.jsonl").write_text("{}\nx\n")
+    with pytest.raises(WrongUse, match=r"^--dataset .*rows\.jsonl, line 2: "):
+        rows_named(str(tmp_path / "rows.jsonl"))
+
+
 @pytest.mark.parametrize(
     ("env_id", "scheduler"),
     [
@@ -199,6 +217,16 @@ def test_what_the_user_has_named_may_refuse_the_options() -> None:
         construct(SudokuScheduler, "what", difficulty="none")
     with pytest.raises(WrongUse, match=r"what: TypeError: .*unexpected keyword argument 'colour'"):
         construct(SudokuScheduler, "what", colour="red")
+
+
+def test_an_engine_that_does_not_start_is_one_line() -> None:
+    """VLLM's own words, of a model for which there is no room."""
+
+    def start() -> None:
+        raise RuntimeError("Engine core initialization failed.\nSee root cause above.")
+
+    with pytest.raises(WrongUse, match=r"^--engine vllm: RuntimeError: Engine core initialization failed\. See root"):
+        construct(start, "--engine vllm")
 
 
 def test_pairs_are_json_where_they_are() -> None:

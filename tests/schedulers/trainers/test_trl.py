@@ -335,6 +335,14 @@ def test_a_jsonl_file_is_read(tmp_path: Path) -> None:
     assert requests_of(trl_dataset(path)["prompt"])[3].data_dict == {"env_config": ROWS[3]["env_config"]}
 
 
+def test_rows_are_handed_to_the_hook_as_they_are_in_the_dataset() -> None:
+    batches: list[list[dict[str, Any]]] = []
+    rollout, _ = rollout_of([played()] * 4, on_batch=lambda rows, outputs, step: batches.append(rows))
+    with rollout:
+        rollout(list(trl_dataset(ROWS)["prompt"]), FakeTrainer())
+    assert batches == [ROWS]
+
+
 def test_further_columns_stay_columns_for_reward_functions() -> None:
     dataset = trl_dataset([{"messages": [], "solution": "42"}, {"messages": []}])
     assert dataset["solution"][:] == ["42", None]
@@ -350,11 +358,8 @@ def test_a_prompt_written_by_hand_may_carry_its_env_config_as_it_is() -> None:
     ("text", "error", "message"),
     [
         ("", ValueError, "no rows"),
-        ('{"messages": []}\n{"messages"', ValueError, "line 2 is not JSON"),
-        ('{"messages": []}\n[]', TypeError, "line 2 is not a JSON object"),
-        ('{"messages": "Play"}', TypeError, "row 0: 'messages' must be a list"),
+        ('{"messages": []}\n{"messages"', ValueError, "line 2: .*; each line must be a row as JSON"),
         ('{"messages": [{"role": "user"}]}', TypeError, "row 0: 'messages' must be a list"),
-        ('{"messages": [], "env_config": 3}', TypeError, "row 0: 'env_config' must be a mapping, not a int"),
     ],
 )
 def test_a_faulty_dataset_is_refused_by_line_or_row(
@@ -364,6 +369,18 @@ def test_a_faulty_dataset_is_refused_by_line_or_row(
     path.write_text(text, encoding="utf-8")
     with pytest.raises(error, match=message):
         trl_dataset(path)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"messages": "Play"}, "row 1: 'messages' must be a list"),
+        ({"messages": [], "env_config": 3}, "row 1: 'env_config' must be a mapping, not a int"),
+    ],
+)
+def test_a_faulty_row_is_refused_by_number(row: dict[str, Any], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        trl_dataset([ROWS[0], row])
 
 
 # -- groups, failures ------------------------------------------------------------------------------------
@@ -409,10 +426,12 @@ def test_outputs_of_a_run_of_the_users_own_must_say_how_it_went(missing: str) ->
 
 
 def test_every_batch_is_handed_to_the_hook_also_a_failed_one() -> None:
-    seen: list[tuple[int, int]] = []
+    seen: list[Any] = []
     with pytest.raises(NoScoredRolloutError):
-        play([played(None)], max_attempts=1, on_batch=lambda outputs, step: seen.append((len(outputs), step)))
-    assert seen == [(1, 7)]
+        play([played(None)], max_attempts=1, on_batch=lambda *batch: seen.append(batch))
+    [(rows, outputs, step)] = seen
+    assert rows == [{"messages": [{"role": "user", "content": "Play"}]}]
+    assert (len(outputs), step) == (1, 7)
 
 
 def test_an_exception_of_the_scheduler_is_raised() -> None:
@@ -550,7 +569,7 @@ class Talkative(GYMScheduler):
 @pytest.mark.usefixtures("_counting")
 def test_a_model_is_trained_on_games_of_several_turns_played_with_its_own_weights(train: Any) -> None:
     batches: list[list[RolloutOutput]] = []
-    rollout = TRLRollout(Talkative, max_new_tokens=6, on_batch=lambda outputs, step: batches.append(outputs))
+    rollout = TRLRollout(Talkative, max_new_tokens=6, on_batch=lambda rows, outputs, step: batches.append(outputs))
     model = make_model()
     before = weights(model)
     trainer = train(rollout, steps=2, model=model, temperature=0.8, num_iterations=2)
@@ -583,7 +602,7 @@ def test_an_adapter_of_peft_is_trained_and_sampled_with(train: Any) -> None:
     base = make_model()
     model = peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False))
     batches: list[list[RolloutOutput]] = []
-    rollout = TRLRollout(Talkative, max_new_tokens=4, on_batch=lambda outputs, step: batches.append(outputs))
+    rollout = TRLRollout(Talkative, max_new_tokens=4, on_batch=lambda rows, outputs, step: batches.append(outputs))
     trainer = train(rollout, model=model, num_iterations=2, beta=0.0)
     output, seen = batches[0][0], trainer.seen[0]
     mask = torch.tensor(output.completion_mask).bool()
@@ -625,7 +644,7 @@ def test_one_environment_that_fails_in_a_group_of_eight_leaves_seven_scored(trai
             lambda engine: OpenEnvScheduler(engine, base_url=server.base_url, env_settings={"recover": "never"}),
             max_new_tokens=4,
             make_engine=lambda trainer: ScriptedEngine(lambda request, turn: "go", make_tokenizer()),
-            on_batch=lambda outputs, step: batches.append(outputs),
+            on_batch=lambda rows, outputs, step: batches.append(outputs),
         )
         trainer = train(rollout, per_device_train_batch_size=8, num_generations=8)
         server.wait_until(lambda: server.sessions == 0)
