@@ -14,6 +14,10 @@ from server_scripts.launch import ServerProcess
 
 ROOT = Path(__file__).parents[1]
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell that starts tests in the background ignores it, for them and for the programs that they interrupt.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 @pytest.fixture(scope="session")
 def environment_server() -> Iterator[Callable[..., ServerProcess]]:

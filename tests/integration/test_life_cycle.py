@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -157,7 +158,7 @@ STEP = """
 
 @pytest.mark.parametrize(
     ("seed", "came_of_it"),
-    [(None, "KeepaliveError False connection closed by keepalive"), (1, "1 1")],
+    [(None, "KeepaliveError (True|False) connection closed by keepalive"), (1, "1 1$")],
     ids=["without a seed", "with a seed"],
 )
 def test_client_that_was_frozen_learns_that_its_session_was_dropped(
@@ -169,7 +170,7 @@ def test_client_that_was_frozen_learns_that_its_session_was_dropped(
         assert impatient_server.count_sessions().active == 1
         freeze_until_dropped(child, impatient_server)
         child.write()
-        assert child.read().startswith(came_of_it)
+        assert re.match(came_of_it, child.read())
         assert child.end()[0] == 0
     impatient_server.wait_until_idle()
 

@@ -369,7 +369,12 @@ async def test_exception_that_leaves_the_scheduler_ends_what_runs(server: MockEn
 
 async def test_closing_goes_on_past_a_hook_that_raises(server: MockEnvServer) -> None:
     """S04: the fault of one trajectory's hook does not leave the others open, and is not kept secret."""
-    phases = Phases(server)
+    phases, all_asked = Phases(server), asyncio.Event()
+
+    async def never(request: RolloutInferRequest, turn: int) -> str:
+        if len(engine.calls) == 3:
+            all_asked.set()
+        return await phases._never(request, turn)
 
     class Fragile(OpenEnvScheduler):
         async def on_trajectory_end(self, episode: Episode) -> None:
@@ -377,10 +382,10 @@ async def test_closing_goes_on_past_a_hook_that_raises(server: MockEnvServer) ->
                 raise LookupError("a bug")
             await super().on_trajectory_end(episode)
 
-    scheduler = Fragile(ScriptedEngine(phases._never))
+    engine = ScriptedEngine(never)
+    scheduler = Fragile(engine)
     running = phases.start(scheduler)
-    await seen(server, "reset", 3)
-    await asyncio.to_thread(server.wait_until, lambda: len(server.applied) == 3)
+    await all_asked.wait()
     with pytest.raises(LookupError, match="a bug"):
         await scheduler.aclose()
     assert server.sessions == 0  # already

@@ -26,7 +26,9 @@ NAME = "Tried-v0"
 def reason() -> Iterator[Callable[..., str | None]]:
     """Give what came of trying a game that does something of the test's own when it is made or played."""
 
-    def reason(*, made: Callable[[], object] = list, played: Callable[[], object] = list) -> str | None:
+    def reason(
+        *, made: Callable[[], object] = list, played: Callable[[], object] = list, seconds: float = 10.0
+    ) -> str | None:
         class Tried(textarena.Env):  # type: ignore[misc]
             def reset(self, num_players: int, seed: int | None = None) -> None:
                 self.state = textarena.SinglePlayerState(num_players=num_players, seed=seed, max_turns=9)
@@ -39,7 +41,7 @@ def reason() -> Iterator[Callable[..., str | None]]:
 
         ENV_REGISTRY.pop(NAME, None)
         textarena.register(id=NAME, entry_point=Tried)
-        [trial] = try_games([NAME], seconds=0.2)
+        [trial] = try_games([NAME], seconds=seconds)
         assert trial.env_id == NAME
         return trial.reason
 
@@ -114,7 +116,7 @@ def test_slow_game_is_stopped(reason: Callable[..., str | None]) -> None:
             pass
 
     before = signal.getsignal(signal.SIGVTALRM)
-    assert reason(made=spin) == "cannot be played here: a game takes more than 0.2 s to make"
+    assert reason(made=spin, seconds=1) == "cannot be played here: a game takes more than 1 s to make"
     assert signal.getsignal(signal.SIGVTALRM) == before
     assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
 
