@@ -345,10 +345,12 @@ class _Sampler:
         return tokens, logprobs.gather(1, tokens[:, None])[:, 0]
 
     def _gumbel(self, logits: Any) -> Any:
-        noise = torch.empty_like(logits).exponential_()
-        for row, generator in zip(noise, self.generators, strict=True):
-            if generator is not None:
+        noise = torch.empty_like(logits)
+        if any(self.generators):
+            for row, generator in zip(noise, self.generators, strict=True):
                 row.exponential_(generator=generator)
+        else:
+            noise.exponential_()
         return -noise.clamp_(min=torch.finfo(noise.dtype).tiny).log()
 
 

@@ -192,7 +192,6 @@ def test_an_interrupt_while_it_imports_ends_it_quietly(package: str, tmp_path: P
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--model", "no/such/model"], "no/such/model"),
         (["--base-url", "http://127.0.0.1:{unused}"], "start_textarena_server.py"),
         (["--base-url", "nowhere.invalid"], "nowhere.invalid"),
         (["--base-url", "ftp://nowhere"], "--base-url ftp://nowhere"),
@@ -214,16 +213,28 @@ def test_an_interrupt_while_it_imports_ends_it_quietly(package: str, tmp_path: P
         (["--resume", "--output-dir", "nowhere"], "no run in nowhere"),
     ],
 )
-def test_a_wrong_option_is_refused(options: list[str], said: str, tmp_path: Path) -> None:
+def test_a_wrong_option_is_refused(
+    options: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What cannot work is said in one line with the remedy, without a traceback, and nothing is left running."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OPENENV_TOKEN", raising=False)
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         options = [option.replace("{unused}", str(unused.getsockname()[1])) for option in options]
-        done = train(*options, cwd=tmp_path)
-    assert done.returncode == 2, done.stdout + done.stderr
+        done = CliRunner().invoke(train_grpo.app, options, env={"COLUMNS": "200"})
+    assert done.exit_code == 2, done.output
     assert said in done.stderr
-    assert "Traceback" not in done.stdout + done.stderr
+    assert "Traceback" not in done.output
     assert not list(tmp_path.rglob("metrics.json"))  # the command can be given again, corrected, as it is
+
+
+def test_a_model_that_is_not_there(tmp_path: Path) -> None:
+    """The same of the real command."""
+    done = train("--model", "no/such/model", cwd=tmp_path)
+    assert (done.returncode, "no/such/model" in done.stderr) == (2, True), done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_server_that_plays_something_else(environment_server: Callable[..., ServerProcess], tmp_path: Path) -> None:

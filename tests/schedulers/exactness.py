@@ -20,7 +20,7 @@ class Scheduler(SudokuScheduler):
     """Keeps the episodes, which have all turns of a trajectory that was split."""
 
     def __init__(self, engine: InferEngine) -> None:
-        super().__init__(engine, 5, max_concurrent_envs=16)
+        super().__init__(engine, 3, max_concurrent_envs=16)
         self.ended: dict[str, Episode] = {}
 
     async def on_trajectory_end(self, episode: Episode) -> None:
@@ -36,7 +36,7 @@ def rows(base_url: str, number: int) -> list[dict[str, Any]]:
 
 
 async def play(engine: InferEngine, base_url: str, number: int, config: RequestConfig) -> list[RolloutOutput]:
-    """Games of five turns at most."""
+    """Games of three turns at most."""
     async with Scheduler(engine) as scheduler:
         return await scheduler.async_infer(rows(base_url, number), config, use_tqdm=False)
 
@@ -101,4 +101,4 @@ def make_talker(tokenizer: Any) -> Any:
     """A small model that says moves in words, in many spellings of a large vocabulary."""
     rng = random.Random(0)
     answers = [f"I play {move}" for move in moves(rng, 2000)]
-    return teach(tokenizer, boards(rng, 8), answers)
+    return teach(tokenizer, boards(rng, 8), answers, steps=100)  # a vocabulary like this makes them slow

@@ -97,7 +97,7 @@ def test_all_ways_of_sampling_play_the_same_greedy_games(
     """Batch by batch, each at its own pace in ``LLM`` and ``AsyncLLM``, and with transformers."""
     config = RequestConfig(max_tokens=16, temperature=0)
     expected = asyncio.run(play(TransformersEngine(*bpe_policy[1:]), server.base_url, 24, config))
-    scheduler = SudokuScheduler(None, max_turns=5, max_concurrent_envs=16, tokenizer=batched.tokenizer)
+    scheduler = SudokuScheduler(None, max_turns=3, max_concurrent_envs=16, tokenizer=batched.tokenizer)
     requests = [RolloutInferRequest.from_row(row) for row in rows(server.base_url, 24)]
     in_lockstep = run_multi_turn(requests, None, scheduler, rollout_fn_of(batched), config)
     asyncio.run(scheduler.aclose())
