@@ -79,6 +79,7 @@ class Game:
         flags: What it did or did not, such as ``solved``.
         numbers: What it measured, each reward and the total among them, in the order of the table.
         recoveries: How many lost sessions were replaced.
+        fingerprint: The same for games that began alike; None when that is not known.
     """
 
     key: str
@@ -87,6 +88,7 @@ class Game:
     flags: dict[str, bool] = field(default_factory=dict)
     numbers: dict[str, float] = field(default_factory=dict)
     recoveries: int = 0
+    fingerprint: str | None = None
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Game:
@@ -96,10 +98,12 @@ class Game:
         game = cls(
             key=f"game {number}" if seed is None else f"seed {seed}",
             stop_reason=str(infos.get("stop_reason")),
+            error=str(infos.get("error")) if infos.get("total_reward") is None else None,
             recoveries=len(infos.get("recoveries") or ()),
+            fingerprint=infos.get("fingerprint"),
         )
-        if infos.get("total_reward") is None:
-            return cls(game.key, game.stop_reason, str(infos.get("error")), recoveries=game.recoveries)
+        if game.error is not None:
+            return game
         seconds = {name: value for name, value in infos.items() if name.endswith("_seconds")}
         measures = {k: v for k, v in infos.items() if k not in _BOOKKEEPING and k not in seconds}
         game.flags.update({k: v for k, v in measures.items() if isinstance(v, bool)})
@@ -182,12 +186,12 @@ def compare(first: Iterable[Game], second: Iterable[Game]) -> dict[str, Differen
 
     Where a seed was played several times, the first one is paired with the first one, and so on.
     """
-    ones, others = _by_key(first), _by_key(second)
-    pairs = [(ones[key], others[key]) for key in ones if key in others]
-    pairs = [(one, other) for one, other in pairs if one.error is None and other.error is None]
+    pairs = _pairs(first, second)
     flags, numbers = _names([game for pair in pairs for game in pair])
     differences: dict[str, Difference] = {}
     for name in flags:
+        if not all(any(name in game.flags for game in side) for side in zip(*pairs, strict=True)):
+            continue  # that one of them never reports it does not make it False
         outcomes = [(one.flags.get(name, False), other.flags.get(name, False)) for one, other in pairs]
         differences[name] = _share_difference(outcomes)
     for name in numbers:
@@ -196,6 +200,19 @@ def compare(first: Iterable[Game], second: Iterable[Game]) -> dict[str, Differen
             ones_mean, others_mean = (statistics.fmean(side) for side in zip(*values, strict=True))
             differences[name] = Difference(ones_mean, others_mean, mean([b - a for a, b in values]))
     return differences
+
+
+def began_differently(first: Iterable[Game], second: Iterable[Game]) -> int:
+    """How many pairs of `compare` began with different games, as far as their fingerprints are known."""
+    known = [(a.fingerprint, b.fingerprint) for a, b in _pairs(first, second) if a.fingerprint and b.fingerprint]
+    return sum(one != other for one, other in known)
+
+
+def _pairs(first: Iterable[Game], second: Iterable[Game]) -> list[tuple[Game, Game]]:
+    """Games of the same seed that are scored in both."""
+    ones, others = _by_key(first), _by_key(second)
+    pairs = [(ones[key], others[key]) for key in ones if key in others]
+    return [(one, other) for one, other in pairs if one.error is None and other.error is None]
 
 
 def _share_difference(outcomes: Sequence[tuple[bool, bool]]) -> Difference:

@@ -98,9 +98,9 @@ def read_trajectories(path: str | Path) -> Iterator[dict[str, Any]]:
     Raises:
         ValueError: A line is no such record, or of a later version; names the line.
     """
-    with Path(path).open(encoding="utf-8") as lines:
+    with Path(path).open("rb") as lines:
         for number, line in enumerate(lines, 1):
-            if not line.endswith("\n"):
+            if not line.endswith(b"\n"):
                 logger.warning("%s, line %d was cut while it was written and is left out", path, number)
                 return
             yield _parse(line, f"{path}, line {number}")
@@ -120,9 +120,9 @@ def keep_trajectories(path: str | Path, wanted: Callable[[dict[str, Any]], bool]
     if not path.exists():
         return
     temporary = path.with_name(f"{path.name}.part")
-    with path.open(encoding="utf-8") as lines, temporary.open("w", encoding="utf-8") as kept:
+    with path.open("rb") as lines, temporary.open("wb") as kept:
         for number, line in enumerate(lines, 1):
-            if line.endswith("\n") and wanted(_parse(line, f"{path}, line {number}")):
+            if line.endswith(b"\n") and wanted(_parse(line, f"{path}, line {number}")):
                 kept.write(line)
     temporary.replace(path)
 
@@ -141,12 +141,13 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _parse(line: str, where: str) -> dict[str, Any]:
+def _parse(line: bytes, where: str) -> dict[str, Any]:
     try:
         record: dict[str, Any] = json.loads(line)
         schema = record["schema_version"]
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{where}: not a recorded trajectory ({error})") from error
+        why = "it has no schema_version" if isinstance(error, KeyError) else error
+        raise ValueError(f"{where}: not a recorded trajectory ({why})") from error
     if schema == 1:
         return {**record, "schema_version": SCHEMA_VERSION, "versions": None, "start": None, "turns": None}
     if schema != SCHEMA_VERSION:

@@ -112,7 +112,7 @@ class SudokuScheduler(TextArenaScheduler):
         ValueError: No such difficulty, or a weight for no component.
     """
 
-    game_class: ClassVar[type[TextArenaGame]] = SudokuGame
+    game_class: ClassVar[type[SudokuGame]] = SudokuGame
     policies = POLICIES
 
     def __init__(
@@ -131,7 +131,7 @@ class SudokuScheduler(TextArenaScheduler):
 
     def new_game(self, observation: dict[str, Any]) -> SudokuGame:
         """Make the game of a trajectory."""
-        return SudokuGame(observation, difficulty=self.difficulty)
+        return self.game_class(observation, difficulty=self.difficulty)
 
     def parse_action(self, text: str) -> dict[str, Any] | None:
         """The canonical form of the move, which is all that is sent; None when there is none within the board."""

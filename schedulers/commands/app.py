@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from schedulers.commands.console import say, warn
 from schedulers.commands.ending import ending_well
 from schedulers.commands.evaluate import MODEL, Evaluation, Settings
 from schedulers.commands.names import (
@@ -27,7 +28,7 @@ from schedulers.commands.names import (
 from schedulers.commands.results import trajectories_of
 from schedulers.commands.servers import TOKEN_VARIABLE
 from schedulers.commands.tables import comparison_table, live, summary_table
-from schedulers.evaluation import HELD_OUT_SEED, Game, compare, summarise
+from schedulers.evaluation import HELD_OUT_SEED, Game, began_differently, compare, summarise
 from schedulers.multi_turn import RolloutScheduler
 from schedulers.recording import TrajectoryWriter, read_trajectories
 from schedulers.rescoring import RescoreError, rescore
@@ -187,29 +188,31 @@ def evaluate(
         )
         folder = output or Path("results") / datetime.now().strftime("%Y%m%d-%H%M%S")
         evaluation = Evaluation(settings, folder, games=games, resume=resume)
-        unscored = _run(evaluation, base_url=base_url, concurrency=concurrency)
+        unscored = _run(evaluation, base_url=base_url, concurrency=concurrency, max_unscored=max_unscored)
     if unscored > max_unscored:
         raise typer.Exit(1)
 
 
-def _run(evaluation: Evaluation, *, base_url: str | None, concurrency: int) -> int:
+def _run(evaluation: Evaluation, *, base_url: str | None, concurrency: int, max_unscored: int) -> int:
     """Play, show what came of it, and return how many games could not be scored."""
     results = evaluation.results
     try:
         with live(Console(stderr=True), evaluation.total) as progress:
-            evaluation.run(base_url=base_url, concurrency=concurrency, progress=progress)
+            evaluation.run(base_url=base_url, concurrency=concurrency, progress=progress, max_unscored=max_unscored)
     except KeyboardInterrupt:
         kept = f"{len(results.games)} of {evaluation.total} games are in {results.folder}; --resume goes on"
-        _say(f"stopped: {kept}" if results.games else "stopped before the first game was over")
+        say(f"stopped: {kept}" if results.games else "stopped before the first game was over")
         raise
     summary = summarise(results.games)
     settings = evaluation.settings
     player = settings.model if settings.policy == MODEL else settings.policy
     title = f"{player}, {settings.serve or settings.scheduler}"
     Console().print(summary_table(summary, title=title, games_per_minute=results.games_per_minute))
-    _say(f"results: {results.folder}")
+    say(f"results: {results.folder}")
+    if len(results.games) < evaluation.total:
+        say(f"stopped: none of the first {len(results.games)} games could be scored", error=True)
     if summary.first_error is not None:
-        _say(f"first error: {summary.first_error}; tracebacks are in {results.folder}/eval.log", error=True)
+        say(f"first error: {summary.first_error}; tracebacks are in {results.folder}/eval.log", error=True)
     return summary.unscored
 
 
@@ -235,10 +238,13 @@ def _compare(first: Path, second: Path) -> None:
     differences = compare(one, other)
     if not differences:
         raise WrongUse(f"{first} and {second} have no scored game in common; evaluate the same seeds in both")
+    if strange := began_differently(one, other):
+        what = f"{strange} pairs of the same seed began with different games, whose difference means little"
+        warn("warning", f"{what}; was it another game, or does the environment ignore its seed?", style="yellow")
     Console().print(comparison_table(differences, first="A", second="B"))
     pairs_ = max(difference.change.count for difference in differences.values())
     for name, path, games in (("A", first, one), ("B", second, other)):
-        _say(f"{name}: {path}, {len(games)} games, {len(games) - pairs_} of them unscored or without a counterpart")
+        say(f"{name}: {path}, {len(games)} games, {len(games) - pairs_} of them unscored or without a counterpart")
 
 
 @app.command("rescore", context_settings=_WIDE)
@@ -282,11 +288,9 @@ def rescore_(
             options["reward_weights"] = pairs("--weights", weights)
         before, after = _rescore_into(target, path, scheduler, options)
         differences = compare(before, after)
-        if not differences:
-            raise WrongUse(f"{path} has no scored game")
         changed = {name: d for name, d in differences.items() if d.first != d.second or name == "total_reward"}
         Console().print(comparison_table(changed, first="before", second="after"))
-        _say(f"{len(after)} games: {target}")
+        say(f"{len(after)} games: {target}")
 
 
 def _rescore_into(
@@ -309,6 +313,8 @@ def _rescore_into(
                 writer.write_records([new])
                 before.append(Game.of(record))
                 after.append(Game.of(new))
+        if not any(game.error is None for game in before):
+            raise WrongUse(f"{path} has no scored game")
         part.replace(target)
     except OSError as error:
         raise WrongUse(f"--output {target}: {error.strerror}") from error
@@ -327,7 +333,11 @@ def _maker(
     if name is None:
         raise WrongUse("the records do not say what played them; name it with --scheduler")
     options = {**(played_by.get("options") or {}), **options}
-    make = partial(construct, scheduler_named(name), f"--scheduler {name}")
+    try:
+        make = partial(construct, scheduler_named(name), f"--scheduler {name}")
+    except WrongUse as error:
+        remedy = "" if scheduler else ". That is what played, by the record; name with --scheduler where it is now"
+        raise WrongUse(f"{error}{remedy}") from error
     return partial(make, **options), {"scheduler": name, "options": options}
 
 
@@ -353,7 +363,3 @@ def _refuse_others(context: typer.Context, name: str) -> None:
         source = context.get_parameter_source(param.name or "")
         if param.name != name and source is not None and source.name != "DEFAULT":
             raise WrongUse(f"--compare plays nothing: leave {param.opts[0]} out")
-
-
-def _say(text: str, *, error: bool = False) -> None:
-    Console(stderr=error).print(text, highlight=False, markup=False, soft_wrap=True)

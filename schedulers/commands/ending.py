@@ -9,9 +9,8 @@ import sys
 from collections.abc import Iterator
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
+from schedulers.commands.console import warn
 from schedulers.commands.names import WrongUse
 
 __all__ = ["ending_well"]
@@ -28,7 +27,7 @@ def ending_well() -> Iterator[None]:
     try:
         yield
     except WrongUse as error:
-        Console(stderr=True).print("[bold red]error:[/]", escape(str(error)), highlight=False, soft_wrap=True)
+        warn("error", str(error), style="bold red")
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
         # An interrupt that hit the start of a thread leaves one that Python does not know how to end, and a normal exit

@@ -32,6 +32,8 @@ __all__ = ["MODEL", "Evaluation", "Settings"]
 MODEL = "model"
 """The policy that samples from a model."""
 
+_TRIALS = 10  # games after which it is time to ask whether any can be scored
+
 Progress: TypeAlias = Callable[[Results], None]
 
 
@@ -81,6 +83,10 @@ class _Planned:
     row: dict[str, Any]
 
 
+class _HopelessError(Exception):
+    """No game can be scored."""
+
+
 class Evaluation:
     """Games, and what has become of them.
 
@@ -108,13 +114,14 @@ class Evaluation:
             raise WrongUse(f"--resume: {folder} holds {len(surplus)} games more than these {len(plan)}; raise --games")
         self._left = [planned for planned in plan if planned.number not in self.results.numbers]
 
-    def run(self, *, base_url: str | None, concurrency: int, progress: Progress) -> None:
-        """Play what is left.
+    def run(self, *, base_url: str | None, concurrency: int, progress: Progress, max_unscored: int = 0) -> None:
+        """Play what is left, unless none of the first games can be scored.
 
         Args:
             base_url: A running server; None starts one if ``settings.serve`` says so.
             concurrency: The most games at a time.
             progress: Called with the results after every game.
+            max_unscored: So many games may fail.
 
         Raises:
             WrongUse: Something that was named is not there, or does not fit.
@@ -133,12 +140,12 @@ class Evaluation:
             ) as address:
                 scheduler = self._make_scheduler(engine, address, concurrency)
                 with self.results.open() as writer:
-                    asyncio.run(self._play(scheduler, writer, concurrency, progress))
+                    asyncio.run(self._play(scheduler, writer, concurrency, progress, max(max_unscored, _TRIALS)))
         finally:
-            getattr(engine, "close", lambda: None)()
+            _close(engine)
 
     async def _play(
-        self, scheduler: RolloutScheduler, writer: TrajectoryWriter, concurrency: int, progress: Progress
+        self, scheduler: RolloutScheduler, writer: TrajectoryWriter, concurrency: int, progress: Progress, trials: int
     ) -> None:
         settings, results = self.settings, self.results
         config = RequestConfig(settings.max_tokens, settings.temperature, settings.top_p)
@@ -154,6 +161,8 @@ class Evaluation:
             results.seconds = time.monotonic() - started
             results.add(writer, outputs, game=game.number, seed=game.seed, row=game.row, played_by=played_by)
             progress(results)
+            if len(results.games) > trials and all(game.error is not None for game in results.games):
+                raise _HopelessError
 
         complete = False
         try:
@@ -161,11 +170,13 @@ class Evaluation:
                 tasks = [asyncio.ensure_future(play(game)) for game in self._left]
                 try:
                     await asyncio.gather(*tasks)
+                    complete = True
+                except _HopelessError:
+                    pass  # the results say it
                 finally:  # when one could not be kept, the others need not be played
                     for task in tasks:
                         task.cancel()
                     await asyncio.gather(*tasks, return_exceptions=True)
-            complete = True
         finally:
             results.save(complete=complete)
 
@@ -212,6 +223,14 @@ class Evaluation:
             seed = (config.get("reset_kwargs") or {}).get("seed", config.get("seed"))
             plan.append(_Planned(number, seed, row))
         return plan
+
+
+def _close(engine: InferEngine) -> None:
+    """Close an engine that can be closed, with connections or processes of its own."""
+    if hasattr(engine, "aclose"):
+        asyncio.run(engine.aclose())
+    elif hasattr(engine, "close"):
+        engine.close()
 
 
 def _digest(rows: list[dict[str, Any]] | None) -> str | None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import inspect
 import json
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
@@ -14,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-from schedulers import RolloutScheduler, envs, multi_turns
+from schedulers import GYMScheduler, OpenEnvScheduler, RolloutScheduler, envs, multi_turns
 from schedulers.engines.base import InferEngine
 from schedulers.engines.policies import Policy
 from schedulers.engines.scripted import Script, ScriptedEngine
@@ -108,9 +110,17 @@ def policies_of(scheduler: type[RolloutScheduler], env: str | None = None) -> Ma
 
     Args:
         scheduler: Has ``policies``.
-        env: The environment that it plays; one that is registered in ``envs`` has ``policies`` as well.
+        env: The environment of this process that it plays, if it plays one; that has ``policies`` as well.
+
+    Raises:
+        WrongUse: No environment of that name is registered.
     """
-    return {**scheduler.policies, **(envs[env].policies if env in envs else {})}
+    if env is not None and issubclass(scheduler, GYMScheduler) and not issubclass(scheduler, OpenEnvScheduler):
+        if env not in envs:
+            hint = did_you_mean(env, envs) or f"registered are {', '.join(sorted(envs))}"
+            raise WrongUse(f"there is no environment {env!r}; {hint}")
+        return {**scheduler.policies, **envs[env].policies}
+    return scheduler.policies
 
 
 def policy_named(name: str, scheduler: type[RolloutScheduler], env: str | None = None) -> InferEngine:
@@ -166,8 +176,26 @@ def construct(make: Callable[..., Any], what: str, *args: Any, **options: Any) -
     """
     try:
         return make(*args, **options)
-    except (ImportError, OSError, RuntimeError, TypeError, ValueError) as error:
+    except TypeError as error:
+        unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        if unknown is None or unknown[1] not in options:
+            raise WrongUse(f"{what}: {_one_line(error)}") from error
+        raise WrongUse(f"{what}: there is no option {unknown[1]!r}; {_options_of(make, unknown[1])}") from error
+    except (ImportError, OSError, RuntimeError, ValueError) as error:
         raise WrongUse(f"{what}: {_one_line(error)}") from error
+
+
+def _options_of(make: Callable[..., Any], name: str) -> str:
+    """What was probably meant, else what there is, as far as signatures tell."""
+    makers = make.__mro__ if isinstance(make, type) else (make,)
+    found = {
+        parameter.name
+        for maker in makers
+        if maker is not object
+        for parameter in inspect.signature(maker).parameters.values()
+        if parameter.kind is parameter.KEYWORD_ONLY
+    }
+    return did_you_mean(name, found) or f"there are {', '.join(sorted(found)) or 'none'}"
 
 
 def in_checkout() -> bool:

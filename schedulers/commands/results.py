@@ -28,7 +28,8 @@ class Results:
     Args:
         folder: Where everything goes; made when the first game is expected (`open`).
         settings: How the games are played, as JSON.
-        resume: Take up what is there: games that were scored are kept, others can be played again.
+        resume: Take up what is there: games that were scored are kept, others can be played again. Without it a folder
+            is refused that has such games.
 
     Attributes:
         games: What is known of each game.
@@ -48,10 +49,8 @@ class Results:
         self._started = _now()
         self._before = 0
         self._path = folder / _RESULTS
-        if self._path.exists() and not resume:
-            raise WrongUse(f"{folder} holds results already; --resume goes on with them, or name another --output")
-        if resume:
-            self._take_up()
+        if resume or self._path.exists():
+            self._take_up(resume=resume)
 
     @property
     def games_per_minute(self) -> float | None:
@@ -91,26 +90,39 @@ class Results:
         temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         temporary.replace(self._path)
 
-    def _take_up(self) -> None:
+    def _take_up(self, *, resume: bool) -> None:
+        """Take over the games that were scored. Where there are none, the evaluation is as good as not begun."""
         if not self._path.exists():
             raise WrongUse(f"--resume: there are no results in {self.folder}; leave --resume out to begin")
         saved = read_results(self._path)
-        for name, value in self._settings.items():
-            if value != saved["settings"].get(name):
+        path = self.folder / _TRAJECTORIES
+        try:
+            records = [record for record in read_trajectories(path) if _scored(record)] if path.exists() else []
+        except ValueError as error:
+            raise WrongUse(f"--resume: {error}" if resume else str(error)) from error
+        if records and not resume:
+            raise WrongUse(f"{self.folder} holds results already; --resume goes on with them, or name another --output")
+        for name, value in self._settings.items() if records else ():
+            if _without_address(value) != _without_address(saved["settings"].get(name)):
                 raise WrongUse(
                     f"--resume: the results in {self.folder} are of {name} {saved['settings'].get(name)!r}, not "
                     f"{value!r}; give the options that it was started with (only --games may be others)"
                 )
-        self._started = saved.get("started", self._started)
-        path = self.folder / _TRAJECTORIES
-        try:
-            keep_trajectories(path, lambda record: record["rollout_infos"].get("total_reward") is not None)
-            records = list(read_trajectories(path)) if path.exists() else []
-        except ValueError as error:
-            raise WrongUse(f"--resume: {error}") from error
+        keep_trajectories(path, _scored)
+        if records:
+            self._started = saved.get("started", self._started)
         self.games = [Game.of(record) for record in records]
         self.numbers = {record["game"] for record in records}
         self._before = len(self.games)
+
+
+def _without_address(value: Any) -> Any:
+    """A setting, less where a server of the engine was: it may be another one after an interruption."""
+    return {k: v for k, v in value.items() if k != "base_url"} if isinstance(value, dict) else value
+
+
+def _scored(record: Mapping[str, Any]) -> bool:
+    return record["rollout_infos"].get("total_reward") is not None
 
 
 def read_results(path: Path) -> dict[str, Any]:

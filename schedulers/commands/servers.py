@@ -9,6 +9,7 @@ from typing import Any
 
 from openenv_client import OpenEnvError, OpenEnvWrapper, ServerFullError
 from schedulers import OpenEnvScheduler, RolloutScheduler
+from schedulers.commands.console import say
 from schedulers.commands.names import WrongUse, construct, server_process
 
 __all__ = ["TOKEN_VARIABLE", "environment_server"]
@@ -70,8 +71,8 @@ def _check(base_url: str, reset_kwargs: Mapping[str, Any]) -> None:
     try:
         with wrapper as env:
             env.reset(**reset_kwargs)
-    except ServerFullError:
-        pass  # games will wait for free sessions
+    except ServerFullError as error:
+        say(f"{' '.join(str(error).split())} Games will wait for free sessions.", error=True)
     except OpenEnvError as error:
         raise WrongUse(f"{what}: {' '.join(str(error).split())}") from error
 

@@ -46,6 +46,7 @@ class Means:
 
     def __init__(self) -> None:
         self._seen = self._scored = self._solved = 0
+        self._tells_solved = False
         self._reward = 0.0
 
     def update(self, results: Results) -> str:
@@ -53,14 +54,15 @@ class Means:
         for game in results.games[self._seen :]:
             if game.error is None:
                 self._scored += 1
+                self._tells_solved |= "solved" in game.flags
                 self._solved += game.flags.get("solved", False)
                 self._reward += game.numbers["total_reward"]
         self._seen = len(results.games)
         unscored = f"{self._seen - self._scored} unscored" if self._seen > self._scored else ""
         if not self._scored:
             return unscored
-        means = f"solved {self._solved / self._scored:.0%}  reward {self._reward / self._scored:.2f}"
-        return f"{means}  {unscored}".rstrip()
+        solved = f"solved {self._solved / self._scored:.0%}  " if self._tells_solved else ""
+        return f"{solved}reward {self._reward / self._scored:.2f}  {unscored}".rstrip()
 
 
 def summary_table(summary: Summary, *, title: str, games_per_minute: float | None) -> Table:

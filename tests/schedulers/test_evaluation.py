@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from schedulers.evaluation import Game, compare, mean, share, summarise
+from schedulers.evaluation import Game, began_differently, compare, mean, share, summarise
 
 
 def record(seed: int | None = 1, *, reward: float | None = 1.0, **infos: Any) -> dict[str, Any]:
@@ -149,6 +149,18 @@ def test_a_seed_that_was_played_twice_is_paired_in_order() -> None:
     difference = compare(map(Game.of, ones), map(Game.of, others))["total_reward"]
     assert difference.change.count == 2
     assert difference.change.value == 0.0
+
+
+def test_a_flag_that_one_side_never_reports_is_not_compared() -> None:
+    ones, others = [Game.of(record(solved=True))], [Game.of(record())]
+    assert "solved" not in compare(ones, others)
+    assert "solved" in compare(ones, ones)
+
+
+def test_pairs_that_began_differently_are_counted_where_that_is_known() -> None:
+    ones = [Game.of(record(seed, fingerprint=f"a{seed}")) for seed in (1, 2, 3)]
+    others = [Game.of(record(1, fingerprint="a1")), Game.of(record(2, fingerprint="b")), Game.of(record(3))]
+    assert began_differently(ones, others) == 1
 
 
 def test_games_without_a_seed_are_paired_by_number() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from openenv_client import OpenEnvWrapper
 from openenv_client.testing import Fault, MockEnvServer
 from schedulers.commands.app import app
 from schedulers.recording import TrajectoryWriter, keep_trajectories, read_trajectories
@@ -250,6 +251,37 @@ def test_results_of_another_evaluation_are_not_mixed(
     assert (tmp_path / "out" / "trajectories.jsonl").read_bytes() == before
 
 
+def test_when_nothing_can_be_scored_it_stops_and_can_be_run_again_with_other_options(run: Run, tmp_path: Path) -> None:
+    """A wrong name shows after some games, not after all of them, and what they left is in nobody's way."""
+    (tmp_path / "broken.py").write_text("def player(request, turn):\n    raise LookupError('no such move')\n")
+    done = run("--concurrency", "4", policy=f"{tmp_path / 'broken.py'}:player", games=100)
+    assert done.exit_code == 1
+    assert "stopped: none of the first 1" in done.stderr
+    assert "first error: LookupError: no such move" in done.stderr
+    assert results(tmp_path / "out")["complete"] is False
+    assert run("--difficulty", "hard").exit_code == 0
+    assert len(list(read_trajectories(tmp_path / "out" / "trajectories.jsonl"))) == 8
+
+
+def test_full_server_is_said(run: Run, tmp_path: Path) -> None:
+    with MockEnvServer(seeded(4), capacity=1) as full:
+        holder = OpenEnvWrapper(base_url=full.base_url)
+        holder.reset(seed=1)
+        options = ["--scheduler", SUDOKU, "--policy", "solver", "--games", "2", "--output", str(tmp_path / "full")]
+        done = invoke("eval", "--base-url", full.base_url, *options, "--option", "slot_timeout=0.01")
+        holder.close()
+    assert done.exit_code == 1
+    assert "Games will wait for free sessions." in done.stderr
+
+
+def test_model_server_may_be_another_one_when_it_is_resumed(run: Run) -> None:
+    for games in (1, 2):
+        with MockOpenAI(chat("[1 1 1]")) as models:
+            options = ["--engine", "openai", "--model", "tiny", "--engine-option", f"base_url={models.base_url}"]
+            done = run(*options, *["--resume"] * (games - 1), policy="model", games=games)
+            assert done.exit_code == 0, done.output
+
+
 def test_changed_dataset_is_noticed(run: Run, tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"env_config": {"reset_kwargs": {"seed": 1}}}\n')
@@ -302,7 +334,7 @@ def test_wrong_use_is_one_line_with_the_remedy(arguments: list[str], message: st
     ("options", "message"),
     [
         (["--difficulty", "none"], f"--scheduler {SUDOKU}: difficulty must be one of easy, medium, hard, not 'none'"),
-        (["--option", "colour=red"], "unexpected keyword argument 'colour'"),
+        (["--option", "dificulty=easy"], "there is no option 'dificulty'; did you mean 'difficulty'?"),
         (["--option", 'reward_weights={"win": 1}'], "no reward component is called 'win'"),
     ],
 )
@@ -375,6 +407,21 @@ def test_of_a_training_run_the_games_after_it_are_compared(run: Run, tmp_path: P
     assert_wrong(done, "of a training run, those after the training count")
 
 
+def test_compare_warns_of_pairs_that_are_different_games(run: Run, tmp_path: Path) -> None:
+    run(output="a")
+    options = ["--policy", "solver", "--games", "8", "--output", str(tmp_path / "b")]
+    with MockEnvServer(seeded(5)) as other:
+        invoke("eval", "--base-url", other.base_url, "--scheduler", SUDOKU, *options)
+    done = invoke("compare", str(tmp_path / "a"), str(tmp_path / "b"))
+    assert done.exit_code == 0, done.output
+    assert "warning: 8 pairs of the same seed began with different games" in done.stderr
+    assert "warning" not in invoke("compare", str(tmp_path / "a"), str(tmp_path / "a")).stderr
+
+
+def test_what_the_user_wrote_is_shown_as_it_is(tmp_path: Path) -> None:
+    assert_wrong(invoke("compare", str(tmp_path / "a:bug:[red]"), "b"), "a:bug:[red]")
+
+
 def test_compare_needs_games_in_common(run: Run, tmp_path: Path) -> None:
     run(output="a")
     run("--seed-start", "5", output="b")
@@ -394,8 +441,6 @@ class Game(SudokuGame):
 
 class MyScheduler(SudokuScheduler):
     game_class = Game
-    def new_game(self, observation):
-        return Game(observation)
 """
 
 
@@ -463,8 +508,13 @@ def test_rescore_of_records_that_do_not_say_what_played(run: Run, tmp_path: Path
     path.write_text(json.dumps({k: v for k, v in record.items() if k != "played_by"}) + "\n")
     assert_wrong(invoke("rescore", str(path)), "name it with --scheduler")
     assert invoke("rescore", str(path), "--scheduler", SUDOKU).exit_code == 0
-    path.write_text("x\n")
+    path.write_bytes(b"\xb0\n")
     assert_wrong(invoke("rescore", str(path), "--output", str(tmp_path / "o")), "line 1: not a recorded trajectory")
+    path.write_text(json.dumps({**record, "played_by": {"scheduler": "gone.py:Gone"}}) + "\n")
+    assert_wrong(invoke("rescore", str(path), "--output", str(tmp_path / "o")), "name with --scheduler where it is now")
+    path.write_text("")
+    assert_wrong(invoke("rescore", str(path), "--output", str(tmp_path / "o")), "has no scored game")
+    assert not (tmp_path / "o").exists()
 
 
 # -- help -------------------------------------------------------------------------------------------
