@@ -570,6 +570,7 @@ class Results:
             f"  solved {_value(entry, 'solved'):4.0%}{measures}  {entry['seconds']:.0f} s"
             + (f", about {left:.0f} s left" if left else ""),
             highlight=False,
+            soft_wrap=True,
         )
 
     def show(self, *, seconds: float) -> None:
